@@ -1,0 +1,2 @@
+//! aep-sidecar: an Agent Event Protocol relay and CloudEvents export pipeline in one binary.
+pub mod aep;

@@ -1,0 +1,2 @@
+//! The aep-sidecar binary.
+fn main() {}

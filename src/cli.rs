@@ -1,0 +1,3 @@
+//! The commands beside running the sidecar, one a file.
+
+pub mod export;

@@ -1,0 +1,30 @@
+//! The relay: takes events in, holds a bounded history of each session, and fans out to readers.
+//!
+//! It knows no sink and no export. [`Hub`] is the one way in ([`Hub::admit`]) and the one way out
+//! ([`Hub::subscribe`]); every binding under [`http`] is a translation to and from these two.
+//!
+//! | question | file |
+//! |---|---|
+//! | what happens to an accepted event? | [`hub`] |
+//! | where do live readers read from? | [`log`] |
+//! | what is held of a session, in which order, and what was forgotten? | [`buffer`], [`history`] |
+//! | how does a reader get from replay to live? | [`subscriber`] |
+//! | who may? | [`auth`] |
+//! | how much? | [`limits`] |
+//! | what does each refusal look like? | [`http::refusal`] |
+
+pub mod auth;
+pub mod buffer;
+pub mod history;
+pub mod http;
+pub mod hub;
+pub mod limits;
+pub mod log;
+pub mod metrics;
+pub mod subscriber;
+
+pub use auth::Token;
+pub use hub::Hub;
+pub use limits::Limits;
+pub use metrics::Metrics;
+pub use subscriber::{From, Step, Subscriber, Subscription, Then};

@@ -1,0 +1,151 @@
+//! The HTTP bindings: routes, and what they share.
+
+mod connection;
+mod discovery;
+mod ingest;
+mod parameters;
+pub mod refusal;
+mod stream;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{MethodRouter, get};
+use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+pub use connection::serve;
+use refusal::{Refusal, Refused};
+
+use super::auth::{self, Token};
+use super::hub::Hub;
+use super::limits::Limits;
+
+/// How long and how far the rest of a refused body is read.
+const DISCARD: (Duration, usize) = (Duration::from_secs(10), 64 * 1024 * 1024);
+
+/// What every route needs. Cloning shares it.
+#[derive(Debug, Clone)]
+pub struct Relay(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    hub: Hub,
+    limits: Limits,
+    /// Demanded of every request but `/healthz` and preflights; without one, everyone may read and emit.
+    token: Option<Token>,
+    /// Request bodies in memory, in bytes.
+    budget: ingest::Budget,
+    started: Instant,
+    /// Holds the tasks that read the rest of refused bodies.
+    tracker: TaskTracker,
+}
+
+impl Relay {
+    /// The bindings of `hub`. `tracker` holds the short tasks that outlive a request.
+    #[must_use]
+    pub fn new(hub: Hub, limits: Limits, token: Option<Token>, tracker: TaskTracker) -> Self {
+        let budget = ingest::Budget::default();
+        Self(Arc::new(Shared { hub, limits, token, budget, started: Instant::now(), tracker }))
+    }
+
+    /// The relay's core.
+    #[must_use]
+    pub fn hub(&self) -> &Hub {
+        &self.0.hub
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.0.limits
+    }
+
+    fn budget(&self) -> &ingest::Budget {
+        &self.0.budget
+    }
+
+    fn uptime(&self) -> Duration {
+        self.0.started.elapsed()
+    }
+
+    /// Checks the token in the `Authorization` header, or in the query for browsers, which can't set headers on
+    /// an event stream.
+    ///
+    /// Spec: AEP-0003 §8.1.
+    fn authorize(&self, headers: &HeaderMap, uri: &Uri) -> Result<(), Refusal> {
+        let Some(token) = &self.0.token else { return Ok(()) };
+        let from_header =
+            headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()).and_then(auth::bearer);
+        let authorized = match from_header {
+            Some(candidate) => token.matches(candidate),
+            None => parameters::pairs(uri.query().unwrap_or_default()).any(|(name, value)| {
+                name == "access_token" && value.is_some_and(|value| token.matches(&value))
+            }),
+        };
+        if authorized { Ok(()) } else { Err(Refusal::Unauthorized) }
+    }
+
+    /// Reads the rest of a refused body for a while: a peer that is cut off while it sends may never see why.
+    fn discard(&self, body: axum::body::Body) {
+        let (time, bytes) = DISCARD;
+        self.0.tracker.spawn(async move {
+            // Whichever comes first, the body's end, the bound or the time, the connection is done for.
+            let _either = tokio::time::timeout(time, stream::drain(body, bytes)).await;
+        });
+    }
+}
+
+/// The routes.
+fn router(relay: Relay) -> Router {
+    Router::new()
+        .route("/events", MethodRouter::new().get(discovery::discovery).post(ingest::ingest))
+        .route("/.well-known/aep", get(discovery::discovery))
+        .route("/stream", MethodRouter::new().get(stream::get).post(stream::post))
+        .route("/healthz", get(discovery::health))
+        .fallback(|| async { Refusal::NotFound })
+        .method_not_allowed_fallback(method_not_allowed)
+        .layer(middleware::from_fn_with_state(relay.clone(), around))
+        .with_state(relay)
+}
+
+async fn method_not_allowed(uri: Uri) -> Refusal {
+    let allow = match uri.path() {
+        "/events" | "/stream" => "GET, POST, OPTIONS",
+        _ => "GET, OPTIONS",
+    };
+    Refusal::MethodNotAllowed { allow }
+}
+
+/// Around every route: preflights are answered to anyone, every answer can be read by a browser, every refusal
+/// is counted.
+async fn around(State(relay): State<Relay>, request: Request, next: Next) -> Response {
+    let mut response =
+        if request.method() == Method::OPTIONS { preflight() } else { next.run(request).await };
+    if let Some(Refused(code)) = response.extensions().get() {
+        relay.hub().metrics().refused(code);
+    }
+    response.headers_mut().insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
+    response
+}
+
+fn preflight() -> Response {
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    for (name, value) in [
+        (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, OPTIONS"),
+        (header::ACCESS_CONTROL_ALLOW_HEADERS, "authorization, content-type, last-event-id, aep-version"),
+        (header::ACCESS_CONTROL_MAX_AGE, "86400"),
+    ] {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// The media type of a body: without parameters, in lower case.
+fn media_type(headers: &HeaderMap) -> Option<String> {
+    let value = headers.get(header::CONTENT_TYPE)?.to_str().ok()?;
+    Some(value.split(';').next()?.trim().to_ascii_lowercase())
+}

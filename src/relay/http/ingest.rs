@@ -1,0 +1,240 @@
+//! `POST /events`: one event, or a batch of lines; all of it or nothing.
+
+use std::io::Read as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use bytes::BytesMut;
+use http::{HeaderMap, Request, StatusCode, header};
+use http_body_util::BodyExt as _;
+use serde::Serialize;
+
+use super::refusal::{Refusal, json};
+use super::{Relay, media_type};
+use crate::aep::{Event, Scope, event};
+use crate::relay::limits::{BODY_TIMEOUT, Limits};
+
+/// The header that names the protocol version.
+const VERSION: &str = "aep-version";
+/// Bodies from this size on are read off the threads that serve connections.
+const LARGE: usize = 128 * 1024;
+/// When to come back after the memory for bodies was used up.
+const BUSY: Duration = Duration::from_secs(1);
+
+/// How a body holds events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Format {
+    /// `application/json`
+    One,
+    /// `application/x-ndjson`
+    Lines,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Encoding {
+    Identity,
+    Gzip,
+    Zstd,
+}
+
+/// The answer to an accepted request.
+#[derive(Debug, Serialize)]
+struct Accepted {
+    accepted: usize,
+}
+
+/// Memory for request bodies, over all requests.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Budget(Arc<AtomicUsize>);
+
+/// A request's share of the [`Budget`], given back when dropped.
+#[derive(Debug)]
+struct Share<'b> {
+    budget: &'b Budget,
+    bytes: usize,
+    max: usize,
+}
+
+impl Share<'_> {
+    fn grow(&mut self, bytes: usize) -> Result<(), Refusal> {
+        self.bytes += bytes;
+        if self.budget.0.fetch_add(bytes, Ordering::Relaxed) + bytes > self.max {
+            return Err(Refusal::Unavailable {
+                reason: "too many request bodies in memory",
+                retry_after: BUSY,
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.budget.0.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// `POST /events`.
+///
+/// Spec: AEP-0003 §3.2.
+pub(super) async fn ingest(State(relay): State<Relay>, request: Request<Body>) -> Result<Response, Refusal> {
+    let (parts, body) = request.into_parts();
+    relay.authorize(&parts.headers, &parts.uri)?;
+    let (format, encoding) = read_headers(&parts.headers)?;
+    if relay.hub().is_closing() {
+        return Err(Refusal::Unavailable { reason: "shutting down", retry_after: BUSY });
+    }
+    let limits = *relay.limits();
+    let budget = relay.budget().clone();
+    let mut share = Share { budget: &budget, bytes: 0, max: limits.ingest_bytes };
+    let announced = content_length(&parts.headers);
+    let bytes = match collect(body, announced, limits.max_body, &mut share).await {
+        Ok(bytes) => bytes,
+        Err((refusal, rest)) => {
+            // Answered at once; what is still being sent is read for a while, so that the peer gets to see it.
+            if let Some(rest) = rest {
+                relay.discard(rest);
+            }
+            return Err(refusal);
+        }
+    };
+    let events = if bytes.len() >= LARGE || encoding != Encoding::Identity {
+        let read = move || parse(&bytes, format, encoding, &limits);
+        // Only a panic or the runtime's end fails the join.
+        tokio::task::spawn_blocking(read)
+            .await
+            .map_err(|_| Refusal::Unavailable { reason: "shutting down", retry_after: BUSY })??
+    } else {
+        parse(&bytes, format, encoding, &limits)?
+    };
+    let accepted = events.len();
+    relay.hub().admit(events);
+    Ok(json(StatusCode::ACCEPTED, &Accepted { accepted }))
+}
+
+fn read_headers(headers: &HeaderMap) -> Result<(Format, Encoding), Refusal> {
+    if headers
+        .get(VERSION)
+        .is_none_or(|version| version.as_bytes().trim_ascii() != crate::aep::VERSION.as_bytes())
+    {
+        return Err(Refusal::VersionUnsupported);
+    }
+    let format = match media_type(headers).as_deref() {
+        Some("application/json") => Format::One,
+        Some("application/x-ndjson") => Format::Lines,
+        _ => return Err(Refusal::MediaType { expected: "application/json or application/x-ndjson" }),
+    };
+    let encoding = match headers.get(header::CONTENT_ENCODING).map(|value| value.as_bytes().trim_ascii()) {
+        None => Encoding::Identity,
+        Some(value) if value.eq_ignore_ascii_case(b"identity") => Encoding::Identity,
+        Some(value) if value.eq_ignore_ascii_case(b"gzip") || value.eq_ignore_ascii_case(b"x-gzip") => {
+            Encoding::Gzip
+        }
+        Some(value) if value.eq_ignore_ascii_case(b"zstd") => Encoding::Zstd,
+        Some(_) => return Err(Refusal::Encoding),
+    };
+    Ok((format, encoding))
+}
+
+fn content_length(headers: &HeaderMap) -> Option<usize> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+/// Reads the whole body. On a refusal with more to come, the rest of the body is given back.
+async fn collect(
+    mut body: Body,
+    announced: Option<usize>,
+    max_body: usize,
+    share: &mut Share<'_>,
+) -> Result<BytesMut, (Refusal, Option<Body>)> {
+    if announced.is_some_and(|length| length > max_body) {
+        return Err((Refusal::PayloadTooLarge { max_bytes: max_body }, Some(body)));
+    }
+    let mut bytes = BytesMut::with_capacity(announced.unwrap_or(0).min(LARGE));
+    loop {
+        match tokio::time::timeout(BODY_TIMEOUT, body.frame()).await {
+            Err(_) => return Err((Refusal::BodyTimeout, None)),
+            Ok(None) => return Ok(bytes),
+            Ok(Some(Err(_))) => return Err((Refusal::BodyIncomplete, None)),
+            Ok(Some(Ok(frame))) => {
+                // Trailers carry no events.
+                let Ok(data) = frame.into_data() else { continue };
+                if bytes.len() + data.len() > max_body {
+                    return Err((Refusal::PayloadTooLarge { max_bytes: max_body }, Some(body)));
+                }
+                if let Err(refusal) = share.grow(data.len()) {
+                    return Err((refusal, Some(body)));
+                }
+                bytes.extend_from_slice(&data);
+            }
+        }
+    }
+}
+
+/// Reads the events of a body: every one of them legal and none of them a command, or a refusal.
+fn parse(bytes: &[u8], format: Format, encoding: Encoding, limits: &Limits) -> Result<Vec<Event>, Refusal> {
+    let decompressed;
+    let bytes = match encoding {
+        Encoding::Identity => bytes,
+        Encoding::Gzip => {
+            decompressed = decompress(flate2::read::MultiGzDecoder::new(bytes), limits.max_body)?;
+            &decompressed
+        }
+        Encoding::Zstd => {
+            let reader = zstd::stream::read::Decoder::with_buffer(bytes).map_err(|_| Refusal::Compression)?;
+            decompressed = decompress(reader, limits.max_body)?;
+            &decompressed
+        }
+    };
+    let events = match format {
+        Format::One => vec![Event::parse(bytes).map_err(|error| Refusal::Event { error, line: 0 })?],
+        Format::Lines => parse_lines(bytes, limits.max_batch)?,
+    };
+    match events.iter().position(|event| event.scope() == Scope::Command) {
+        Some(line) => Err(Refusal::CommandOverHttp { line }),
+        None => Ok(events),
+    }
+}
+
+fn parse_lines(bytes: &[u8], max: usize) -> Result<Vec<Event>, Refusal> {
+    let count = event::lines(bytes).count();
+    if count > max {
+        return Err(Refusal::TooManyEvents { max, count });
+    }
+    let mut events = Vec::with_capacity(count);
+    for (line, bytes) in event::lines(bytes) {
+        events.push(Event::parse(bytes).map_err(|error| Refusal::Event { error, line })?);
+    }
+    Ok(events)
+}
+
+fn decompress(reader: impl std::io::Read, max_body: usize) -> Result<Vec<u8>, Refusal> {
+    let mut out = Vec::new();
+    let bound = u64::try_from(max_body).unwrap_or(u64::MAX).saturating_add(1);
+    reader.take(bound).read_to_end(&mut out).map_err(|_| Refusal::Compression)?;
+    if out.len() > max_body {
+        return Err(Refusal::PayloadTooLarge { max_bytes: max_body });
+    }
+    Ok(out)
+}
+
+/// For bodies that are one JSON document of the sidecar's own, such as a subscription.
+pub(super) async fn read_document(relay: &Relay, body: Body, headers: &HeaderMap) -> Result<String, Refusal> {
+    let budget = relay.budget().clone();
+    let limits = relay.limits();
+    let mut share = Share { budget: &budget, bytes: 0, max: limits.ingest_bytes };
+    match collect(body, content_length(headers), limits.max_body, &mut share).await {
+        Ok(bytes) => String::from_utf8(bytes.into())
+            .map_err(|_| Refusal::Parameter { name: "body", must: "be a JSON object in UTF-8".into() }),
+        Err((refusal, rest)) => {
+            if let Some(rest) = rest {
+                relay.discard(rest);
+            }
+            Err(refusal)
+        }
+    }
+}

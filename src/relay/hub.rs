@@ -1,0 +1,137 @@
+//! The one way into the relay and the one way out.
+//!
+//! One lock guards the log and the histories together, so that registering a subscriber and fixing what it
+//! will replay is a single step, and so is admitting events to both. It is held for the bookkeeping of a
+//! batch, never across I/O, parsing, filtering or dropping.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::history::{Admission, Evicted, History};
+use super::limits::Limits;
+use super::log::Log;
+use super::metrics::Metrics;
+use super::subscriber::{Subscriber, Subscription};
+use crate::aep::{Event, Registry, Scope};
+
+/// The relay's core. Cloning shares it.
+#[derive(Debug, Clone)]
+pub struct Hub(Arc<Shared>);
+
+/// What the hub and its subscribers share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) state: Mutex<State>,
+    /// The number that the next event will get; changes wake live readers.
+    pub(super) head: watch::Sender<u64>,
+    pub(super) registry: Arc<Registry>,
+    pub(super) metrics: Metrics,
+    /// Cancelled when every reader is to be sent home.
+    closing: CancellationToken,
+}
+
+/// What the lock guards.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) log: Log,
+    pub(super) history: History,
+}
+
+/// How much the hub holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// Sessions with a history.
+    pub sessions: usize,
+    /// Memory of the events in them, in bytes.
+    pub bytes: usize,
+}
+
+impl Hub {
+    /// An empty hub. `registry` says what each type's `data` holds, for readers with a capture ceiling.
+    #[must_use]
+    pub fn new(limits: Limits, registry: Arc<Registry>, metrics: Metrics) -> Self {
+        let state = State { log: Log::new(limits.window_bytes), history: History::new(limits) };
+        let closing = CancellationToken::new();
+        let (head, _) = watch::channel(0);
+        Self(Arc::new(Shared { state: Mutex::new(state), head, registry, metrics, closing }))
+    }
+
+    /// Takes events in: each into its session's history, unless one with its `(source, id)` is held there, and
+    /// all of them to the readers. Agent-scoped events go to the readers only.
+    ///
+    /// Spec: AEP-0003 §5.
+    pub fn admit(&self, events: Vec<Event>) {
+        if events.is_empty() {
+            return;
+        }
+        let metrics = &self.0.metrics;
+        let count = events.len() as u64;
+        let mut evicted = Evicted::default();
+        let mut duplicates = 0;
+        let mut state = self.0.state.lock();
+        let State { log, history } = &mut *state;
+        for (event, arrival) in events.iter().zip(log.next()..) {
+            let (Some(session), Scope::Session | Scope::Foreign | Scope::Command) =
+                (event.session(), event.scope())
+            else {
+                continue;
+            };
+            if history.admit(session, event, arrival, &mut evicted) == Admission::Duplicate {
+                duplicates += 1;
+            }
+        }
+        let gone = log.append(events.into_boxed_slice());
+        let head = log.next();
+        drop(state);
+        // Admissions on other threads may have got further by now: the head never goes back.
+        self.0.head.send_if_modified(|seen| {
+            let further = head > *seen;
+            *seen = head.max(*seen);
+            further
+        });
+        metrics.admitted.inc_by(count);
+        metrics.duplicates.inc_by(duplicates);
+        metrics.evicted.inc_by(evicted.events.len() as u64);
+        metrics.sessions_forgotten.inc_by(evicted.sessions);
+        drop((gone, evicted));
+    }
+
+    /// Registers a reader: what it replays and where it goes live are fixed in one step, so that between the
+    /// two no event is missed and none comes twice.
+    #[must_use]
+    pub fn subscribe(&self, subscription: Subscription) -> Subscriber {
+        Subscriber::start(Arc::clone(&self.0), subscription)
+    }
+
+    /// How much is held.
+    #[must_use]
+    pub fn held(&self) -> Held {
+        let state = self.0.state.lock();
+        Held { sessions: state.history.len(), bytes: state.history.bytes() }
+    }
+
+    /// Sends every reader home: the bindings end their streams in order.
+    pub fn close(&self) {
+        self.0.closing.cancel();
+    }
+
+    /// Whether readers are being sent home.
+    #[must_use]
+    pub fn is_closing(&self) -> bool {
+        self.0.closing.is_cancelled()
+    }
+
+    /// Returns once readers are being sent home.
+    pub async fn closing(&self) {
+        self.0.closing.cancelled().await;
+    }
+
+    /// The relay's counters.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.0.metrics
+    }
+}

@@ -1,0 +1,401 @@
+//! A reader's way from replay to live.
+//!
+//! A subscriber is two numbers and a list of sessions. When it starts, the next arrival number is fixed as its
+//! cursor: what arrived before it is replayed from the histories, session by session in the order of
+//! positions, a piece at a time; what arrives from it on is read from the log. An event has one arrival
+//! number, so none comes twice and none is missed, however slowly the reader takes it.
+//!
+//! A reader that falls behind the log's oldest block catches up from the histories by the same means: the
+//! arrivals from its cursor up to a new one. Where something among these was given up, or was never in a
+//! history, the stream ends ([`Step::Behind`]) so that the reader resumes by positions and is told exactly
+//! what it lost.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use tokio::sync::watch;
+
+use super::buffer::Place;
+use super::hub::{Shared, State};
+use super::log::{Block, Read};
+use crate::aep::capture::down_level;
+use crate::aep::{Capture, Event, Filter, Position, ResumeToken};
+
+/// What a reader asks for.
+#[derive(Debug, Clone, Default)]
+pub struct Subscription {
+    /// Which events.
+    pub filter: Filter,
+    /// The highest capture level to show; `None` shows events as they were received.
+    pub ceiling: Option<Capture>,
+    /// Where to start.
+    pub from: From,
+    /// What follows the replay.
+    pub then: Then,
+}
+
+/// Where a reader starts.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum From {
+    /// With the next event.
+    #[default]
+    Now,
+    /// With the earliest held event of every session.
+    All,
+    /// Strictly after these positions.
+    Tokens(Vec<ResumeToken>),
+}
+
+/// What follows the replay.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Then {
+    /// Events as they arrive.
+    #[default]
+    Live,
+    /// The end.
+    End,
+}
+
+/// One step of what a reader gets.
+#[derive(Debug, Clone)]
+pub enum Step {
+    /// Events to deliver, already filtered and down-levelled.
+    Events(Vec<Event>),
+    /// A run of events of a block, all of them wanted as they are.
+    Run(Arc<Block>, Range<usize>),
+    /// Something of `session` before `earliest` can't be replayed any more.
+    Exhausted {
+        /// The session.
+        session: Arc<str>,
+        /// The earliest position that can be.
+        earliest: Position,
+    },
+    /// The replay is over and nothing follows.
+    Complete,
+    /// The reader fell behind everything that is held: the stream ends.
+    Behind,
+}
+
+impl Step {
+    /// Whether nothing follows this step.
+    #[must_use]
+    pub fn is_last(&self) -> bool {
+        matches!(self, Self::Complete | Self::Behind)
+    }
+}
+
+/// How much a replay takes out of a history at a time.
+const PIECE_EVENTS: usize = 512;
+/// Bytes that a reader looks at in one go.
+const PIECE_BYTES: usize = 256 * 1024;
+
+/// A reader's live place in the relay.
+#[derive(Debug)]
+pub struct Subscriber {
+    shared: Arc<Shared>,
+    head: watch::Receiver<u64>,
+    filter: Filter,
+    ceiling: Option<Capture>,
+    then: Then,
+    /// Arrivals before this are replayed, from it on they are live.
+    cursor: u64,
+    /// Arrivals before this are known to the reader and not replayed again.
+    known: u64,
+    /// Sessions yet to be replayed.
+    replay: VecDeque<Lane>,
+    /// Steps at hand.
+    ready: VecDeque<Step>,
+    done: bool,
+}
+
+/// A session that is being replayed.
+#[derive(Debug)]
+struct Lane {
+    session: Arc<str>,
+    start: Start,
+    /// The loss that the reader has been told of: everything evicted up to here.
+    told: Option<Position>,
+}
+
+/// Where in its session's history a replay stands.
+#[derive(Debug, Clone, Copy)]
+enum Start {
+    /// Before everything.
+    Earliest,
+    /// Strictly after a position that the reader named.
+    Asked(Position),
+    /// After what it was given last.
+    Given(Place),
+}
+
+impl Subscriber {
+    pub(super) fn start(shared: Arc<Shared>, subscription: Subscription) -> Self {
+        let Subscription { filter, ceiling, from, then } = subscription;
+        let head = shared.head.subscribe();
+        let state = shared.state.lock();
+        let replay = lanes(&state, &filter, from, then);
+        let cursor = state.log.next();
+        drop(state);
+        shared.metrics.subscribers.inc();
+        Self {
+            shared,
+            head,
+            filter,
+            ceiling,
+            then,
+            cursor,
+            known: 0,
+            replay,
+            ready: VecDeque::new(),
+            done: false,
+        }
+    }
+
+    /// The next step. After one that [is the last](Step::is_last) there is none.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost when the future is dropped.
+    pub async fn next(&mut self) -> Option<Step> {
+        loop {
+            if let Some(step) = self.ready() {
+                return Some(step);
+            }
+            if self.done {
+                return None;
+            }
+            // The sender lives as long as `self.shared`, so this waits for the next arrival.
+            if self.head.changed().await.is_err() {
+                return None;
+            }
+        }
+    }
+
+    /// Whether what comes next is history rather than news.
+    #[must_use]
+    pub fn is_replaying(&self) -> bool {
+        !self.replay.is_empty()
+    }
+
+    /// The next step that is at hand without waiting.
+    pub fn ready(&mut self) -> Option<Step> {
+        loop {
+            if let Some(step) = self.ready.pop_front() {
+                return Some(step);
+            }
+            if self.done {
+                return None;
+            }
+            let progress = if self.replay.is_empty() { self.read_log() } else { self.replay_piece() };
+            match progress {
+                Progress::Ended(step) => return self.end(step),
+                Progress::Waits => return None,
+                Progress::Made => {}
+            }
+        }
+    }
+
+    fn end(&mut self, step: Step) -> Option<Step> {
+        self.done = true;
+        if matches!(step, Step::Behind) {
+            self.shared.metrics.readers_behind.inc();
+        }
+        Some(step)
+    }
+
+    /// Takes the next piece of the first session that is being replayed.
+    fn replay_piece(&mut self) -> Progress {
+        let Some(lane) = self.replay.front_mut() else { return Progress::Made };
+        let arrivals = self.known..self.cursor;
+        let mut events = Vec::new();
+        let mut marker = None;
+        let state = self.shared.state.lock();
+        let finished = {
+            let State { history, .. } = &*state;
+            let buffer = history.session(&lane.session);
+            let reached = match lane.start {
+                Start::Earliest => None,
+                Start::Asked(position) => Some(position),
+                Start::Given((at, _)) => at,
+            };
+            if let (Some(reached), Some(evicted)) = (reached, history.evicted(&lane.session))
+                && evicted > reached
+                && lane.told < Some(evicted)
+            {
+                lane.told = Some(evicted);
+                let held = buffer.into_iter().flat_map(|buffer| buffer.strictly_after(reached));
+                let earliest = held.filter_map(|held| held.event.position()).next();
+                marker = Some(earliest.unwrap_or_else(|| evicted.successor()));
+            }
+            match buffer {
+                None => true,
+                Some(buffer) => match lane.start {
+                    Start::Earliest => take(buffer.after(None), &arrivals, lane, &mut events),
+                    Start::Asked(position) => {
+                        take(buffer.strictly_after(position), &arrivals, lane, &mut events)
+                    }
+                    Start::Given(place) => take(buffer.after(Some(place)), &arrivals, lane, &mut events),
+                },
+            }
+        };
+        drop(state);
+        if let Some(earliest) = marker {
+            self.shared.metrics.replays_exhausted.inc();
+            self.ready.push_back(Step::Exhausted { session: Arc::clone(&lane.session), earliest });
+        }
+        if finished {
+            self.replay.pop_front();
+        }
+        self.select(events);
+        if self.replay.is_empty() && self.then == Then::End {
+            self.ready.push_back(Step::Complete);
+            self.done = true;
+        }
+        Progress::Made
+    }
+
+    /// Queues what the subscription wants of replayed events.
+    fn select(&mut self, mut events: Vec<Event>) {
+        events.retain(|event| self.filter.matches(event));
+        if let Some(ceiling) = self.ceiling {
+            for event in &mut events {
+                *event = down_level(event, ceiling, &self.shared.registry);
+            }
+        }
+        if !events.is_empty() {
+            self.ready.push_back(Step::Events(events));
+        }
+    }
+
+    /// Reads the log at the cursor.
+    fn read_log(&mut self) -> Progress {
+        if self.then == Then::End {
+            return Progress::Ended(Step::Complete);
+        }
+        self.head.mark_unchanged();
+        let state = self.shared.state.lock();
+        match state.log.read(self.cursor, PIECE_BYTES) {
+            Read::Behind => {
+                if state.log.has_lost_since(self.cursor) || state.history.has_evicted_since(self.cursor) {
+                    return Progress::Ended(Step::Behind);
+                }
+                self.known = self.cursor;
+                self.cursor = state.log.next();
+                self.replay = lanes(&state, &self.filter, From::All, Then::Live);
+                Progress::Made
+            }
+            Read::Blocks(blocks) => {
+                drop(state);
+                if blocks.is_empty() {
+                    return Progress::Waits;
+                }
+                for block in blocks {
+                    self.select_block(&block);
+                }
+                Progress::Made
+            }
+        }
+    }
+
+    /// Queues what the subscription wants of a block from the cursor on, and moves the cursor past it.
+    fn select_block(&mut self, block: &Arc<Block>) {
+        let start = usize::try_from(self.cursor.saturating_sub(block.first())).unwrap_or(usize::MAX);
+        self.cursor = block.end();
+        let mut run = start..start;
+        for (n, event) in block.events().iter().enumerate().skip(start) {
+            let as_it_is = self.ceiling.is_none_or(|ceiling| ceiling >= event.capture());
+            if as_it_is && self.filter.matches(event) {
+                run.end = n + 1;
+                continue;
+            }
+            if !run.is_empty() {
+                self.ready.push_back(Step::Run(Arc::clone(block), run));
+            }
+            run = n + 1..n + 1;
+            if !as_it_is {
+                self.select(vec![event.clone()]);
+            }
+        }
+        if !run.is_empty() {
+            self.ready.push_back(Step::Run(Arc::clone(block), run));
+        }
+    }
+}
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        self.shared.metrics.subscribers.dec();
+    }
+}
+
+enum Progress {
+    /// Look again.
+    Made,
+    /// Nothing at hand.
+    Waits,
+    /// Nothing more to come.
+    Ended(Step),
+}
+
+/// The sessions that a reader wants replayed.
+fn lanes(state: &State, filter: &Filter, from: From, then: Then) -> VecDeque<Lane> {
+    let lane = |(session, start): (Arc<str>, Start)| Lane { session, start, told: None };
+    let mut lanes = VecDeque::new();
+    match from {
+        From::Now => {}
+        From::All => {
+            let named = filter.sessions().map(|names| names.map(Arc::from).collect::<Vec<Arc<str>>>());
+            let names = named.unwrap_or_else(|| state.history.names());
+            lanes.extend(names.into_iter().map(|name| lane((name, Start::Earliest))));
+            return lanes;
+        }
+        From::Tokens(tokens) => {
+            // A session named twice is replayed once, from the lower position.
+            let mut asked: BTreeMap<String, Position> = BTreeMap::new();
+            let mut order = Vec::with_capacity(tokens.len());
+            for token in tokens {
+                match asked.get_mut(&token.session) {
+                    Some(position) => *position = token.position.min(*position),
+                    None => {
+                        order.push(token.session.clone());
+                        asked.insert(token.session, token.position);
+                    }
+                }
+            }
+            lanes.extend(order.into_iter().filter_map(|session| {
+                let position = *asked.get(&session)?;
+                Some(lane((session.into(), Start::Asked(position))))
+            }));
+        }
+    }
+    if then == Then::End {
+        // AEP-0003 §3.3: a bounded replay also serves the sessions that the filter names.
+        for name in filter.sessions().into_iter().flatten() {
+            if !lanes.iter().any(|lane| &*lane.session == name) {
+                lanes.push_back(lane((name.into(), Start::Earliest)));
+            }
+        }
+    }
+    lanes
+}
+
+/// Takes a piece of a session into `events`. Whether that was its last.
+fn take<'b>(
+    held: impl Iterator<Item = &'b super::buffer::Held>,
+    arrivals: &Range<u64>,
+    lane: &mut Lane,
+    events: &mut Vec<Event>,
+) -> bool {
+    let mut bytes = 0;
+    for (looked_at, held) in held.enumerate() {
+        if looked_at == PIECE_EVENTS || bytes >= PIECE_BYTES {
+            return false;
+        }
+        lane.start = Start::Given(held.place());
+        if arrivals.contains(&held.arrival) {
+            bytes += held.event.as_bytes().len();
+            events.push(held.event.clone());
+        }
+    }
+    true
+}

@@ -1,0 +1,164 @@
+//! Build, wire, start, and run until told to stop.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+
+use super::bridge::Bridge;
+use super::schemas::{self, SchemasError};
+use super::settings::{ExportSettings, Settings};
+use super::shutdown::Shutdown;
+use crate::export::{self, Export, ExportConfig, ExportError, RetryPolicy};
+use crate::relay::http::{Relay, serve};
+use crate::relay::{self, Hub};
+
+/// What is left of the time for a stop when deliveries are no longer started.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Why the sidecar can't start, or had to end.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// The address can't be listened on.
+    #[error("can't listen on {address}: {error}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        error: io::Error,
+    },
+    /// The operator's schemas can't be used.
+    #[error(transparent)]
+    Schemas(#[from] SchemasError),
+    /// The export can't start, or had to end.
+    #[error("export: {0}")]
+    Export(#[from] ExportError),
+    /// Signals can't be listened to.
+    #[error("can't listen for signals: {0}")]
+    Signals(io::Error),
+    /// A stop took longer than it may.
+    #[error("the stop took longer than AEP_DRAIN={0:?}")]
+    Overdue(Duration),
+}
+
+/// A sidecar that listens, not yet running.
+#[derive(Debug)]
+pub struct App {
+    relay: Relay,
+    listener: TcpListener,
+    export: Export,
+    bridge: Bridge,
+    shutdown: Shutdown,
+    drain: Duration,
+}
+
+impl App {
+    /// Binds, opens and wires everything.
+    ///
+    /// # Errors
+    /// When the address, the state directory or the schemas can't be used.
+    pub async fn start(settings: Settings) -> Result<Self, AppError> {
+        for (name, near) in &settings.unknown {
+            tracing::warn!(variable = name, nearest = near, "no such setting: it has no effect");
+        }
+        let registry = Arc::new(schemas::load(settings.schemas.as_deref())?);
+        let shutdown = Shutdown::default();
+        let hub = Hub::new(settings.limits, registry, relay::Metrics::default());
+        let export = Export::open(config(&settings.export, settings.drain), export::Metrics::default())?;
+        // Subscribed before the first event can come in.
+        let ExportSettings { filter, ceiling, .. } = settings.export;
+        let bridge = Bridge::new(hub.clone(), filter, ceiling, shutdown.finish.clone());
+        let listener = TcpListener::bind(settings.listen)
+            .await
+            .map_err(|error| AppError::Listen { address: settings.listen, error })?;
+        if settings.token.is_none() {
+            tracing::warn!("AEP_TOKEN is not set: anyone who reaches this port may read and emit, commands are refused");
+        }
+        let relay = Relay::new(hub, settings.limits, settings.token, shutdown.connections.clone());
+        Ok(Self { relay, listener, export, bridge, shutdown, drain: settings.drain })
+    }
+
+    /// Where the sidecar listens.
+    ///
+    /// # Errors
+    /// When the operating system doesn't tell.
+    pub fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Runs until `signal` is ready, or the export can't go on; then stops in order.
+    ///
+    /// # Errors
+    /// When the export can't go on, or the stop takes longer than it may.
+    pub async fn run(self, signal: impl Future<Output = io::Result<&'static str>>) -> Result<(), AppError> {
+        let Self { relay, listener, export, bridge, shutdown, drain } = self;
+        let hub = relay.hub().clone();
+        let accept = serve(relay, listener, shutdown.connections.clone(), shutdown.stop.clone());
+        let accept = shutdown.connections.spawn(accept);
+        let export = export.run(bridge, shutdown.give_up.clone());
+        let mut export = std::pin::pin!(export);
+        tokio::select! {
+            ended = export.as_mut() => {
+                // Its feed has not ended, so this is an error; readers still get an orderly end.
+                shutdown.stop.cancel();
+                hub.close();
+                shutdown.connections.close();
+                let _in_time = tokio::time::timeout(drain, shutdown.connections.wait()).await;
+                return ended.map(|_| ()).map_err(AppError::from);
+            }
+            signal = signal => {
+                let signal = signal.map_err(AppError::Signals)?;
+                tracing::info!(signal, "stopping");
+            }
+        }
+        let deadline = Instant::now() + drain;
+        shutdown.stop.cancel();
+        hub.close();
+        shutdown.connections.close();
+        let rest = async {
+            if accept.await.is_err() {
+                tracing::error!("the accept loop has panicked");
+            }
+            shutdown.connections.wait().await;
+            shutdown.finish.cancel();
+        };
+        // The export goes on meanwhile: what requests in flight admit is still exported.
+        let stop = async { tokio::join!(rest, export).1 };
+        let mut stop = std::pin::pin!(stop);
+        let ended = tokio::select! {
+            ended = stop.as_mut() => Ok(ended),
+            () = tokio::time::sleep_until(deadline.checked_sub(LAST_WORDS).unwrap_or(deadline)) => {
+                shutdown.finish.cancel();
+                shutdown.give_up.cancel();
+                tokio::time::timeout_at(deadline, stop).await
+            }
+        };
+        match ended {
+            Ok(ended) => {
+                let summary = ended?;
+                tracing::info!(delivered = summary.delivered, "stopped");
+                Ok(())
+            }
+            Err(_) => Err(AppError::Overdue(drain)),
+        }
+    }
+}
+
+/// The export's part of the settings. Deliveries under way when the time for a stop is nearly up are waited for
+/// a little longer.
+pub(crate) fn config(settings: &ExportSettings, drain: Duration) -> ExportConfig {
+    ExportConfig {
+        sink: settings.sink.clone().unwrap_or(export::Target::Stdout),
+        dedupe: settings.dedupe,
+        state_dir: Some(settings.state_dir.clone()),
+        timeout: settings.timeout,
+        retry: RetryPolicy { initial: settings.retry_initial, max: settings.retry_max },
+        concurrency: settings.concurrency,
+        max_pending: settings.max_pending,
+        max_pending_bytes: settings.max_pending_bytes,
+        drain: LAST_WORDS.min(drain),
+    }
+}

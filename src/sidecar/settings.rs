@@ -1,0 +1,468 @@
+//! Every environment variable, in one table.
+//!
+//! [`VARIABLES`] is what `--help` and the configuration page show; [`Settings::read`] is what the process gets.
+//! A test holds the two together. Every wrong variable is reported, not just the first.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+mod value;
+
+pub use value::{LogFormat, Setting};
+use value::{Field, Size};
+
+use crate::aep::{Capture, Filter};
+use crate::relay::{Limits, Token};
+
+/// One environment variable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// The form of its value.
+    pub form: &'static str,
+    /// What holds when it isn't set, as text.
+    pub default: &'static str,
+    /// Whether its value is a secret, which may also be read from the file that `{name}_FILE` names.
+    pub secret: bool,
+    /// What it does.
+    pub doc: &'static str,
+}
+
+const fn variable(name: &'static str, form: &'static str, default: &'static str, doc: &'static str) -> Variable {
+    Variable { name, form, default, secret: false, doc }
+}
+
+const fn secret(name: &'static str, form: &'static str, doc: &'static str) -> Variable {
+    Variable { name, form, default: "", secret: true, doc }
+}
+
+/// Every variable, in the order of the documentation.
+pub const VARIABLES: &[Variable] = &[
+    variable("AEP_HOST", "IP address", "127.0.0.1", "Address to listen on."),
+    variable("AEP_PORT", "port", "8787", "Port to listen on; 0 takes a free one."),
+    secret("AEP_TOKEN", "text", "Token that every request must carry. Without one, anyone who reaches the port may read and emit."),
+    variable("AEP_ALLOW_UNAUTHENTICATED", "true or false", "false", "Allow listening beyond loopback without a token."),
+    variable("AEP_BUFFER", "count", "10000", "Events held of each session for replay."),
+    variable("AEP_MAX_SESSIONS", "count", "500", "Sessions held; past it, the least recently written one is forgotten."),
+    variable("AEP_BUFFER_BYTES", "size", "256MiB", "Memory of held events over all sessions."),
+    variable("AEP_WINDOW_BYTES", "size", "64MiB", "Memory of the log that live readers share: how far one may fall behind before it is served from the held sessions."),
+    variable("AEP_MAX_BODY", "size", "16MiB", "Largest request body, decompressed."),
+    variable("AEP_MAX_BATCH", "count", "10000", "Most events in one request."),
+    variable("AEP_MAX_FROM", "count", "AEP_MAX_SESSIONS", "Most resume positions in one subscription."),
+    variable("AEP_INGEST_BYTES", "size", "128MiB", "Memory of request bodies at one time; past it, requests are answered 503."),
+    variable("AEP_MAX_CONNECTIONS", "count", "16384", "Connections open at one time; past it, new ones wait."),
+    variable("AEP_SCHEMAS", "directory", "", "Payload schemas of vendor types, one {type}.schema.json each, whose x-aep-capture annotations say what a capture ceiling keeps."),
+    variable("AEP_FILTER", "JSON", "{}", "attr-match filter: which events are exported."),
+    variable("AEP_CAPTURE", "none, metadata, redacted or full", "full", "Capture ceiling: how much content an exported event may carry."),
+    variable("AEP_DEDUPE", "count", "50000", "Event keys (source, id) remembered, so that an event is exported once."),
+    variable("AEP_STATE_DIR", "directory", "aep-state", "Where positions, remembered keys and dead letters are kept across restarts."),
+    variable("AEP_DRAIN", "duration", "20s", "How long a stop may take before the process gives up and exits with 1."),
+    variable("AEP_LOG", "filter", "info", "What is logged, in the syntax of tracing's EnvFilter, for example debug or aep_sidecar::relay=debug."),
+    variable("AEP_LOG_FORMAT", "auto, text or json", "auto", "Form of the log on stderr; auto is text on a terminal and JSON elsewhere."),
+    secret("CE_SINK", "URL", "Where CloudEvents go: http(s)://… by POST. Without one, they go to stdout as JSON lines."),
+    variable("CE_TIMEOUT", "duration", "30s", "How long one delivery may take."),
+    variable("CE_RETRY_INITIAL", "duration", "200ms", "Bound of the first pause before a delivery is tried again; doubled each time."),
+    variable("CE_RETRY_MAX", "duration", "30s", "Longest such pause."),
+    variable("CE_CONCURRENCY", "count", "16", "Deliveries under way at one time; each session has at most one."),
+    variable("CE_MAX_PENDING", "count", "1000", "Events waiting for the sink before the export stops taking more."),
+    variable("CE_MAX_PENDING_BYTES", "size", "16MiB", "The same, in memory."),
+];
+
+/// What the process runs with.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where to listen.
+    pub listen: SocketAddr,
+    /// What requests must carry.
+    pub token: Option<Token>,
+    /// The relay's bounds.
+    pub limits: Limits,
+    /// Where schemas of vendor types are.
+    pub schemas: Option<PathBuf>,
+    /// What is exported, and how.
+    pub export: ExportSettings,
+    /// How long a stop may take.
+    pub drain: Duration,
+    /// What is logged.
+    pub log: String,
+    /// In which form.
+    pub log_format: LogFormat,
+    /// Names that look like settings and are none, each with the nearest one that is.
+    pub unknown: Vec<(String, &'static str)>,
+}
+
+/// What is exported, and how.
+#[derive(Debug, Clone)]
+pub struct ExportSettings {
+    /// Which events.
+    pub filter: Filter,
+    /// How much of their content; `None` for all of it.
+    pub ceiling: Option<Capture>,
+    /// Keys remembered.
+    pub dedupe: NonZeroUsize,
+    /// Where state is kept.
+    pub state_dir: PathBuf,
+    /// Where CloudEvents go; `None` for stdout.
+    pub sink: Option<crate::export::Target>,
+    /// How long one delivery may take.
+    pub timeout: Duration,
+    /// Bound of the first pause before another try.
+    pub retry_initial: Duration,
+    /// Longest pause.
+    pub retry_max: Duration,
+    /// Deliveries at one time.
+    pub concurrency: NonZeroUsize,
+    /// Events waiting.
+    pub max_pending: NonZeroUsize,
+    /// Their memory, in bytes.
+    pub max_pending_bytes: usize,
+}
+
+/// Everything that is wrong with the environment.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.0.join("\n"))]
+pub struct SettingsError(pub Vec<String>);
+
+/// The variables as they are set: every field reads its own value and keeps its own complaint.
+#[derive(Debug, Deserialize)]
+#[serde(default)]
+#[derive(Default)]
+struct Raw {
+    aep_host: Field<IpAddr>,
+    aep_port: Field<u16>,
+    aep_token: Field<Token>,
+    aep_allow_unauthenticated: Field<bool>,
+    aep_buffer: Field<NonZeroUsize>,
+    aep_max_sessions: Field<NonZeroUsize>,
+    aep_buffer_bytes: Field<Size>,
+    aep_window_bytes: Field<Size>,
+    aep_max_body: Field<Size>,
+    aep_max_batch: Field<NonZeroUsize>,
+    aep_max_from: Field<NonZeroUsize>,
+    aep_ingest_bytes: Field<Size>,
+    aep_max_connections: Field<NonZeroUsize>,
+    aep_schemas: Field<PathBuf>,
+    aep_filter: Field<Filter>,
+    aep_capture: Field<Capture>,
+    aep_dedupe: Field<NonZeroUsize>,
+    aep_state_dir: Field<PathBuf>,
+    aep_drain: Field<Duration>,
+    aep_log: Field<String>,
+    aep_log_format: Field<LogFormat>,
+    ce_sink: Field<crate::export::Target>,
+    ce_timeout: Field<Duration>,
+    ce_retry_initial: Field<Duration>,
+    ce_retry_max: Field<Duration>,
+    ce_concurrency: Field<NonZeroUsize>,
+    ce_max_pending: Field<NonZeroUsize>,
+    ce_max_pending_bytes: Field<Size>,
+}
+
+impl Settings {
+    /// Reads the process's environment.
+    ///
+    /// # Errors
+    /// Everything that is wrong with it.
+    pub fn from_env() -> Result<Self, SettingsError> {
+        Self::read(std::env::vars_os())
+    }
+
+    /// Reads variables.
+    ///
+    /// # Errors
+    /// Everything that is wrong with them.
+    pub fn read(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self, SettingsError> {
+        let mut wrong = Vec::new();
+        let (set, unknown) = collect(variables, &mut wrong);
+        let raw: Raw = match envy::from_iter(set) {
+            Ok(raw) => raw,
+            Err(error) => {
+                wrong.push(error.to_string());
+                Raw::default()
+            }
+        };
+        let bounds = Limits::default();
+        let mut read = Complaints { wrong };
+        let host = read.or("AEP_HOST", raw.aep_host, IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let port = read.or("AEP_PORT", raw.aep_port, 8787);
+        let token = read.take("AEP_TOKEN", raw.aep_token);
+        let open = read.or("AEP_ALLOW_UNAUTHENTICATED", raw.aep_allow_unauthenticated, false);
+        let max_sessions = read.count("AEP_MAX_SESSIONS", raw.aep_max_sessions, bounds.max_sessions);
+        let limits = Limits {
+            buffer: read.count("AEP_BUFFER", raw.aep_buffer, bounds.buffer),
+            max_sessions,
+            buffer_bytes: read.size("AEP_BUFFER_BYTES", raw.aep_buffer_bytes, bounds.buffer_bytes),
+            window_bytes: read.size("AEP_WINDOW_BYTES", raw.aep_window_bytes, bounds.window_bytes),
+            max_body: read.size("AEP_MAX_BODY", raw.aep_max_body, bounds.max_body),
+            max_batch: read.count("AEP_MAX_BATCH", raw.aep_max_batch, bounds.max_batch),
+            max_from: read.count("AEP_MAX_FROM", raw.aep_max_from, max_sessions),
+            ingest_bytes: read.size("AEP_INGEST_BYTES", raw.aep_ingest_bytes, bounds.ingest_bytes),
+            max_connections: read.count("AEP_MAX_CONNECTIONS", raw.aep_max_connections, bounds.max_connections),
+        };
+        let export = ExportSettings {
+            filter: read.or("AEP_FILTER", raw.aep_filter, Filter::default()),
+            ceiling: read.take("AEP_CAPTURE", raw.aep_capture),
+            dedupe: read.or("AEP_DEDUPE", raw.aep_dedupe, nonzero(50_000)),
+            state_dir: read.or("AEP_STATE_DIR", raw.aep_state_dir, PathBuf::from("aep-state")),
+            sink: read.take("CE_SINK", raw.ce_sink),
+            timeout: read.or("CE_TIMEOUT", raw.ce_timeout, Duration::from_secs(30)),
+            retry_initial: read.or("CE_RETRY_INITIAL", raw.ce_retry_initial, Duration::from_millis(200)),
+            retry_max: read.or("CE_RETRY_MAX", raw.ce_retry_max, Duration::from_secs(30)),
+            concurrency: read.or("CE_CONCURRENCY", raw.ce_concurrency, nonzero(16)),
+            max_pending: read.or("CE_MAX_PENDING", raw.ce_max_pending, nonzero(1000)),
+            max_pending_bytes: read.size("CE_MAX_PENDING_BYTES", raw.ce_max_pending_bytes, 16 << 20),
+        };
+        let settings = Self {
+            listen: SocketAddr::new(host, port),
+            token,
+            limits,
+            schemas: read.take("AEP_SCHEMAS", raw.aep_schemas),
+            export,
+            drain: read.or("AEP_DRAIN", raw.aep_drain, Duration::from_secs(20)),
+            log: read.or("AEP_LOG", raw.aep_log, "info".to_owned()),
+            log_format: read.or("AEP_LOG_FORMAT", raw.aep_log_format, LogFormat::Auto),
+            unknown,
+        };
+        if settings.token.is_none() && !settings.listen.ip().is_loopback() && !open && read.wrong.is_empty() {
+            read.wrong.push(format!(
+                "AEP_HOST={} is reachable from other machines and AEP_TOKEN is not set: set AEP_TOKEN, or AEP_ALLOW_UNAUTHENTICATED=true if everyone may read and emit",
+                settings.listen.ip()
+            ));
+        }
+        if limits.ingest_bytes < limits.max_body {
+            read.wrong.push("AEP_INGEST_BYTES must be at least AEP_MAX_BODY, or the largest body is never taken".into());
+        }
+        if read.wrong.is_empty() { Ok(settings) } else { Err(SettingsError(read.wrong)) }
+    }
+}
+
+/// The variables that are ours, secrets read from their files, and those that look like ours but aren't.
+fn collect(
+    variables: impl IntoIterator<Item = (OsString, OsString)>,
+    wrong: &mut Vec<String>,
+) -> (BTreeMap<String, String>, Vec<(String, &'static str)>) {
+    let mut set = BTreeMap::new();
+    let mut files = Vec::new();
+    let mut unknown = Vec::new();
+    for (name, value) in variables {
+        let Ok(name) = name.into_string() else { continue };
+        if !name.starts_with("AEP_") && !name.starts_with("CE_") {
+            continue;
+        }
+        let file_of = name.strip_suffix("_FILE").and_then(|of| known(of)).filter(|variable| variable.secret);
+        if let Some(variable) = file_of {
+            if !value.is_empty() {
+                files.push((variable, PathBuf::from(value)));
+            }
+        } else if known(&name).is_some() {
+            match value.into_string() {
+                // An empty variable is one that isn't set, as templates leave it.
+                Ok(value) if value.is_empty() => {}
+                Ok(value) if is_service_link(&value) => wrong.push(format!(
+                    "{name} holds a Kubernetes service link, not a setting: set enableServiceLinks: false on the pod"
+                )),
+                Ok(value) => {
+                    set.insert(name, value);
+                }
+                Err(_) => wrong.push(format!("{name} must be UTF-8")),
+            }
+        } else if !is_service_variable(&name) {
+            let near = nearest(&name);
+            unknown.push((name, near));
+        }
+    }
+    for (variable, path) in files {
+        if set.contains_key(variable.name) {
+            wrong.push(format!("{0} and {0}_FILE are both set: set one", variable.name));
+            continue;
+        }
+        match std::fs::read_to_string(&path) {
+            Ok(text) => {
+                set.insert(variable.name.to_owned(), text.trim().to_owned());
+            }
+            Err(error) => wrong.push(format!("{}_FILE={}: {error}", variable.name, path.display())),
+        }
+    }
+    unknown.sort();
+    (set, unknown)
+}
+
+fn known(name: &str) -> Option<&'static Variable> {
+    VARIABLES.iter().find(|variable| variable.name == name)
+}
+
+fn nearest(name: &str) -> &'static str {
+    let distance = |variable: &&Variable| strsim::damerau_levenshtein(name, variable.name);
+    VARIABLES.iter().min_by_key(distance).map_or("", |variable| variable.name)
+}
+
+/// What Kubernetes sets for a service named `aep`, say: `AEP_PORT=tcp://10.0.0.1:8787`.
+fn is_service_link(value: &str) -> bool {
+    value.starts_with("tcp://") || value.starts_with("udp://")
+}
+
+/// The other variables that Kubernetes sets for each service.
+fn is_service_variable(name: &str) -> bool {
+    name.ends_with("_SERVICE_HOST")
+        || name.contains("_SERVICE_PORT")
+        || name.split_once("_PORT").is_some_and(|(_, rest)| rest.is_empty() || rest.contains("_TCP") || rest.contains("_UDP"))
+}
+
+/// Collects what is wrong while values are taken.
+struct Complaints {
+    wrong: Vec<String>,
+}
+
+impl Complaints {
+    fn take<T>(&mut self, name: &str, field: Field<T>) -> Option<T> {
+        match field {
+            Field::Unset => None,
+            Field::Read(value) => Some(value),
+            Field::Wrong(complaint) => {
+                self.wrong.push(format!("{name} {complaint}"));
+                None
+            }
+        }
+    }
+
+    fn or<T>(&mut self, name: &str, field: Field<T>, default: T) -> T {
+        self.take(name, field).unwrap_or(default)
+    }
+
+    fn count(&mut self, name: &str, field: Field<NonZeroUsize>, default: usize) -> usize {
+        self.take(name, field).map_or(default, NonZeroUsize::get)
+    }
+
+    fn size(&mut self, name: &str, field: Field<Size>, default: usize) -> usize {
+        self.take(name, field).map_or(default, |Size(bytes)| bytes)
+    }
+}
+
+fn nonzero(n: usize) -> NonZeroUsize {
+    NonZeroUsize::new(n).unwrap_or(NonZeroUsize::MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> Result<Settings, Vec<String>> {
+        Settings::read(variables.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))))
+            .map_err(|error| error.0)
+    }
+
+    /// The names of the fields that serde asks the environment for.
+    fn fields() -> Vec<String> {
+        struct Names<'n>(&'n mut Vec<String>);
+        impl<'de> serde::Deserializer<'de> for Names<'_> {
+            type Error = serde::de::value::Error;
+            fn deserialize_any<V: serde::de::Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
+                visitor.visit_map(serde::de::value::MapDeserializer::<_, Self::Error>::new(std::iter::empty::<(&str, &str)>()))
+            }
+            fn deserialize_struct<V: serde::de::Visitor<'de>>(
+                self, _: &'static str, fields: &'static [&'static str], visitor: V,
+            ) -> Result<V::Value, Self::Error> {
+                self.0.extend(fields.iter().map(|name| name.to_ascii_uppercase()));
+                Names(&mut Vec::new()).deserialize_any(visitor)
+            }
+            serde::forward_to_deserialize_any! {
+                bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit
+                unit_struct newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+            }
+        }
+        let mut names = Vec::new();
+        Raw::deserialize(Names(&mut names)).unwrap();
+        names
+    }
+
+    #[test]
+    fn the_table_is_what_is_read() {
+        let table: Vec<_> = VARIABLES.iter().map(|variable| variable.name.to_owned()).collect();
+        assert_eq!(table, fields());
+    }
+
+    #[test]
+    fn the_tables_defaults_are_what_holds() {
+        let by_default = format!("{:?}", read(&[]).unwrap());
+        let stated: Vec<_> = VARIABLES
+            .iter()
+            .filter(|variable| !variable.default.is_empty() && variable.name != "AEP_MAX_FROM")
+            .map(|variable| (variable.name, variable.default))
+            .collect();
+        let mut settings = read(&stated).unwrap();
+        assert_eq!(settings.export.ceiling.take(), Some(Capture::Full), "a ceiling of full is none");
+        assert_eq!(format!("{settings:?}"), by_default);
+    }
+
+    #[test]
+    fn everything_wrong_is_reported_at_once() {
+        let wrong = read(&[("AEP_PORT", "http"), ("AEP_BUFFER", "0"), ("AEP_DRAIN", "5"), ("AEP_MAX_BODY", "lots"),
+            ("AEP_FILTER", r#"{"seq":1}"#), ("AEP_CAPTURE", "all"), ("CE_SINK", "ftp://h"), ("AEP_LOG_FORMAT", "xml")]).unwrap_err();
+        for name in ["AEP_PORT ", "AEP_BUFFER ", "AEP_DRAIN ", "AEP_MAX_BODY ", "AEP_FILTER ", "AEP_CAPTURE ", "CE_SINK ", "AEP_LOG_FORMAT "] {
+            assert_eq!(wrong.iter().filter(|line| line.starts_with(name)).count(), 1, "{name}: {wrong:?}");
+        }
+        assert_eq!(wrong.len(), 8, "{wrong:?}");
+    }
+
+    #[test]
+    fn complaints_never_repeat_a_secret() {
+        let wrong = read(&[("AEP_TOKEN", "two words"), ("CE_SINK", "https//user:hunter2@h/?key=hunter2")]).unwrap_err();
+        assert_eq!(wrong.len(), 2);
+        assert!(!wrong.join("").contains("words") && !wrong.join("").contains("hunter2"), "{wrong:?}");
+        let settings = read(&[("AEP_TOKEN", "hunter2"), ("CE_SINK", "https://user:hunter2@h/?key=hunter2")]).unwrap();
+        assert!(!format!("{settings:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn secrets_may_come_from_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("token");
+        std::fs::write(&path, "s3cret\n").unwrap();
+        let path = path.to_str().unwrap();
+        assert!(read(&[("AEP_TOKEN_FILE", path)]).unwrap().token.unwrap().matches("s3cret"));
+        assert!(read(&[("AEP_TOKEN_FILE", path), ("AEP_TOKEN", "x")]).unwrap_err()[0].contains("both set"));
+        assert!(read(&[("AEP_TOKEN_FILE", "/does/not/exist")]).unwrap_err()[0].starts_with("AEP_TOKEN_FILE="));
+    }
+
+    #[test]
+    fn an_open_port_needs_a_token_or_a_word() {
+        assert!(read(&[("AEP_HOST", "0.0.0.0")]).unwrap_err()[0].contains("AEP_TOKEN is not set"));
+        assert!(read(&[("AEP_HOST", "::")]).is_err());
+        assert!(read(&[("AEP_HOST", "0.0.0.0"), ("AEP_TOKEN", "t")]).is_ok());
+        assert!(read(&[("AEP_HOST", "0.0.0.0"), ("AEP_ALLOW_UNAUTHENTICATED", "true")]).is_ok());
+        assert_eq!(read(&[("AEP_HOST", "[::1]"), ("AEP_PORT", "0")]).unwrap().listen.to_string(), "[::1]:0");
+        assert_eq!(read(&[("AEP_HOST", "localhost")]).unwrap().listen.to_string(), "127.0.0.1:8787");
+    }
+
+    #[test]
+    fn unknown_names_are_told_with_the_nearest_known_one() {
+        let settings = read(&[("AEP_BUFER", "1"), ("CE_SINKK", "x"), ("PATH", "x")]).unwrap();
+        assert_eq!(settings.unknown, [("AEP_BUFER".into(), "AEP_BUFFER"), ("CE_SINKK".into(), "CE_SINK")]);
+    }
+
+    #[test]
+    fn what_kubernetes_sets_for_services_is_told_apart() {
+        let settings = read(&[("AEP_SIDECAR_SERVICE_HOST", "10.0.0.1"), ("AEP_SIDECAR_PORT", "tcp://10.0.0.1:1"),
+            ("AEP_SIDECAR_PORT_8787_TCP_ADDR", "10.0.0.1"), ("AEP_SIDECAR_SERVICE_PORT_HTTP", "1")]).unwrap();
+        assert_eq!(settings.unknown, []);
+        assert!(read(&[("AEP_PORT", "tcp://10.0.0.1:8787")]).unwrap_err()[0].contains("enableServiceLinks"));
+    }
+
+    #[test]
+    fn max_from_follows_max_sessions() {
+        assert_eq!(read(&[("AEP_MAX_SESSIONS", "7")]).unwrap().limits.max_from, 7);
+        assert_eq!(read(&[("AEP_MAX_SESSIONS", "7"), ("AEP_MAX_FROM", "3")]).unwrap().limits.max_from, 3);
+    }
+
+    #[test]
+    fn an_empty_variable_is_not_set() {
+        assert!(read(&[("AEP_TOKEN", ""), ("CE_SINK", ""), ("AEP_PORT", "")]).unwrap().token.is_none());
+    }
+}

@@ -1,0 +1,171 @@
+//! The forms of values.
+
+use std::net::IpAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer};
+
+use crate::aep::{Capture, Filter};
+use crate::relay::Token;
+
+/// A variable's value, or what is wrong with it. Reading one never fails, so that every complaint is heard.
+#[derive(Debug, Default)]
+pub(super) enum Field<T> {
+    /// The variable isn't set.
+    #[default]
+    Unset,
+    /// Its value.
+    Read(T),
+    /// What it must be, to follow its name in a message.
+    Wrong(String),
+}
+
+impl<'de, T: Setting> Deserialize<'de> for Field<T> {
+    fn deserialize<D: Deserializer<'de>>(reader: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(reader)?;
+        Ok(match T::read(text.trim()) {
+            Ok(value) => Self::Read(value),
+            Err(complaint) => Self::Wrong(complaint),
+        })
+    }
+}
+
+/// A type that a variable's text is read into.
+pub trait Setting: Sized {
+    /// Reads the text.
+    ///
+    /// # Errors
+    /// What the value must be, to follow the variable's name; repeats the text only where it is no secret.
+    fn read(text: &str) -> Result<Self, String>;
+}
+
+/// A size in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Size(pub(super) usize);
+
+/// The form of the log.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Text on a terminal, JSON elsewhere.
+    Auto,
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+fn must(what: &str, text: &str) -> String {
+    format!("must be {what}, not {:?}", crate::aep::event::quoted(text))
+}
+
+impl Setting for IpAddr {
+    fn read(text: &str) -> Result<Self, String> {
+        if text == "localhost" {
+            return Ok(Self::V4(std::net::Ipv4Addr::LOCALHOST));
+        }
+        let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+        bare.parse().map_err(|_| must("an IP address, for example 127.0.0.1 or ::", text))
+    }
+}
+
+impl Setting for u16 {
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|_| must("a port from 0 to 65535", text))
+    }
+}
+
+impl Setting for bool {
+    fn read(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "true" | "1" | "yes" => Ok(true),
+            "false" | "0" | "no" => Ok(false),
+            _ => Err(must("true or false", text)),
+        }
+    }
+}
+
+impl Setting for NonZeroUsize {
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|_| must("a whole number from 1 on", text))
+    }
+}
+
+impl Setting for Size {
+    fn read(text: &str) -> Result<Self, String> {
+        let bytes = text.parse::<bytesize::ByteSize>().ok().and_then(|size| usize::try_from(size.as_u64()).ok());
+        bytes
+            .filter(|bytes| *bytes > 0)
+            .map(Self)
+            .ok_or_else(|| must("a size, for example 1048576, 512KiB or 16MiB", text))
+    }
+}
+
+impl Setting for Duration {
+    fn read(text: &str) -> Result<Self, String> {
+        humantime::parse_duration(text).map_err(|_| must("a duration with its unit, for example 500ms, 5s or 2m", text))
+    }
+}
+
+impl Setting for PathBuf {
+    fn read(text: &str) -> Result<Self, String> {
+        Ok(Self::from(text))
+    }
+}
+
+impl Setting for String {
+    fn read(text: &str) -> Result<Self, String> {
+        Ok(text.to_owned())
+    }
+}
+
+impl Setting for LogFormat {
+    fn read(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(must("auto, text or json", text)),
+        }
+    }
+}
+
+impl Setting for Capture {
+    fn read(text: &str) -> Result<Self, String> {
+        Self::from_name(text).ok_or_else(|| must("none, metadata, redacted or full", text))
+    }
+}
+
+impl Setting for Filter {
+    fn read(text: &str) -> Result<Self, String> {
+        Self::parse(text).map_err(|error| format!("must be an attr-match filter: {error}"))
+    }
+}
+
+impl Setting for Token {
+    fn read(text: &str) -> Result<Self, String> {
+        Self::new(text).map_err(|error| error.to_string())
+    }
+}
+
+impl Setting for crate::export::Target {
+    fn read(text: &str) -> Result<Self, String> {
+        text.parse().map_err(|error: crate::export::TargetError| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_and_sizes_carry_units() {
+        assert_eq!(Duration::read("200ms"), Ok(Duration::from_millis(200)));
+        assert_eq!(Duration::read("2m"), Ok(Duration::from_secs(120)));
+        assert!(Duration::read("5").is_err() && Duration::read("").is_err() && Duration::read("-5s").is_err());
+        assert_eq!(Size::read("16MiB").map(|size| size.0), Ok(16 << 20));
+        assert_eq!(Size::read("1048576").map(|size| size.0), Ok(1 << 20));
+        assert!(Size::read("0").is_err() && Size::read("16 apples").is_err() && Size::read("-1").is_err());
+    }
+}

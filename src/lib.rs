@@ -1,2 +1,3 @@
 //! aep-sidecar: an Agent Event Protocol relay and CloudEvents export pipeline in one binary.
 pub mod aep;
+pub mod export;

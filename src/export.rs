@@ -1,0 +1,44 @@
+//! The export pipeline: events from a feed, delivered to a sink at least once, each session in order.
+//!
+//! ```text
+//! feed ──► seen ──► lanes ──► sink
+//!                     ▲         │ acknowledged, or recorded as a dead letter
+//!                     └─────────┴──► checkpoint
+//! ```
+//!
+//! | question | file |
+//! |---|---|
+//! | where do events come from? | [`feed`] |
+//! | when is an event a duplicate? | [`seen`] |
+//! | what survives a restart, and which crash? | [`checkpoint`] |
+//! | up to which position is a session done with? | `reached` |
+//! | which event goes next, and when does the sink pause? | `lane`, `breaker` |
+//! | how long until the next attempt? | [`retry`] |
+//! | what does an answer of the sink mean? | [`sink`] |
+//! | where do refused events go? | [`dead_letter`] |
+//! | what is counted? | [`metrics`] |
+//! | how does it run, and how does it stop? | [`pipeline`] |
+//!
+//! The room knows the protocol and nothing of the relay: what it exports may come from the embedded relay, a
+//! remote one or a file.
+
+mod breaker;
+pub mod checkpoint;
+pub mod dead_letter;
+pub mod feed;
+mod lane;
+pub mod metrics;
+pub mod pipeline;
+mod reached;
+pub mod retry;
+pub mod seen;
+pub mod sink;
+mod state_dir;
+
+pub use breaker::{SinkState, SinkStatus};
+pub use checkpoint::SavedPosition;
+pub use feed::{Feed, FeedError};
+pub use metrics::Metrics;
+pub use pipeline::{Export, ExportConfig, ExportError, Summary};
+pub use retry::RetryPolicy;
+pub use sink::{AnySink, Delivery, DeliveryError, Reason, Sink, Target, TargetError};

@@ -1,0 +1,351 @@
+//! Where events go, and what an answer means.
+//!
+//! An attempt ends in one of four ways, told apart by what is to be done next. Nothing is retried by default:
+//! every case is named.
+//!
+//! | what happened | outcome | what is done |
+//! |---|---|---|
+//! | 2xx, whatever becomes of the body | delivered | the next event of the session goes out |
+//! | 1xx as an answer, 3xx | misconfigured | redirects are never followed: the sink pauses and is probed |
+//! | 400, 406, 409, 411 to 417 but for 416, 422, 431, 494 | rejected | a verdict on the event: dead letter |
+//! | 401, 402, 403, 404, 405, 407, 410, 421, 426, 451, any other 4xx; 501, 505, 511 | misconfigured | as above; no event is thrown away |
+//! | 408, 425, 429, any other 5xx | transient | retried; `Retry-After` pauses the sink |
+//! | 600 and above | misconfigured | as above |
+//! | refused, unreachable, DNS, connect time-out | transient | the sink pauses, one probe at a time |
+//! | closed or reset before the whole head of an answer, time-out | transient | the event is retried |
+//! | a certificate isn't trusted, or the client's isn't | misconfigured | as above |
+//! | other TLS failures | transient | the sink pauses |
+//! | standard output closed | closed | the pipeline ends |
+//!
+//! A response body is read up to 1 KiB, for a dead letter's `detail` only.
+
+pub mod http;
+pub mod stdout;
+
+use std::fmt;
+use std::future::Future;
+use std::time::Duration;
+
+use crate::aep::Event;
+use crate::aep::cloudevents::MappingError;
+
+pub use self::http::HttpSink;
+pub use self::stdout::StdoutSink;
+
+/// One event on its way to a sink.
+#[derive(Debug, Clone)]
+pub struct Delivery {
+    /// The event. A sink maps it to the same bytes on every attempt.
+    pub event: Event,
+    /// The attempt, counted from 1.
+    pub attempt: u32,
+}
+
+/// A destination.
+pub trait Sink: Send + Sync {
+    /// Delivers one event, and returns once the sink has acknowledged it.
+    ///
+    /// # Errors
+    /// What was wrong, as what is to be done about it.
+    ///
+    /// # Cancel safety
+    /// Dropping the future leaves open whether the event arrived: it must be delivered again.
+    fn deliver(&self, delivery: &Delivery) -> impl Future<Output = Result<(), DeliveryError>> + Send;
+}
+
+/// Why an attempt failed, as what is to be done next.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DeliveryError {
+    /// The same event may be accepted later.
+    #[error("transient failure: {reason}")]
+    Transient {
+        /// Why.
+        reason: Reason,
+        /// How long the sink asked to be left alone.
+        retry_after: Option<Duration>,
+    },
+    /// The sink won't take this event, ever: a dead letter.
+    #[error("rejected: {reason}")]
+    Rejected {
+        /// Why.
+        reason: Reason,
+        /// The HTTP status, when there is one.
+        status: Option<u16>,
+        /// What the sink said, at most 1 KiB, without control characters.
+        detail: String,
+    },
+    /// The sink would refuse every event until someone changes something: it pauses.
+    #[error("misconfigured: {reason}")]
+    Misconfigured {
+        /// Why.
+        reason: Reason,
+    },
+    /// The sink is gone and can't come back: the pipeline ends.
+    #[error("closed: {reason}")]
+    Closed {
+        /// Why.
+        reason: Reason,
+    },
+}
+
+impl DeliveryError {
+    /// Why.
+    #[must_use]
+    pub fn reason(&self) -> Reason {
+        match self {
+            Self::Transient { reason, .. }
+            | Self::Rejected { reason, .. }
+            | Self::Misconfigured { reason }
+            | Self::Closed { reason } => *reason,
+        }
+    }
+}
+
+impl From<MappingError> for DeliveryError {
+    fn from(error: MappingError) -> Self {
+        Self::Rejected { reason: Reason::Mapping, status: None, detail: sanitised(&error.to_string()) }
+    }
+}
+
+/// Declares the closed set of reasons with their labels.
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident $label:literal,)*) => {
+        /// Why an attempt failed: a closed set, fit for a metric's label.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Reason { $($(#[$doc])* $name,)* }
+
+        impl Reason {
+            /// Every reason.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// Its label.
+            #[must_use]
+            pub const fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $label,)* }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Nothing listens there.
+    Refused "refused",
+    /// No connection within the connect time-out.
+    ConnectTimeout "connect-timeout",
+    /// The host or its network can't be reached.
+    Unreachable "unreachable",
+    /// The host's name isn't known, or the name server doesn't answer.
+    Dns "dns",
+    /// A TLS handshake failed for another reason than a certificate.
+    Tls "tls",
+    /// A certificate isn't trusted.
+    Certificate "certificate",
+    /// The connection ended before the whole head of an answer.
+    ConnectionLost "connection-lost",
+    /// No answer within the time-out.
+    Timeout "timeout",
+    /// The answer isn't HTTP, or the request can't be made.
+    Protocol "protocol",
+    /// 429.
+    Throttled "throttled",
+    /// A redirect.
+    Redirect "status-3xx",
+    /// 401, 402, 403, 407, 511.
+    Unauthorized "unauthorized",
+    /// 404, 410.
+    NotFound "not-found",
+    /// 413.
+    TooLarge "too-large",
+    /// Another status from 400 to 499.
+    Status4xx "status-4xx",
+    /// A status from 500 to 599.
+    Status5xx "status-5xx",
+    /// A status outside 200 to 599.
+    StatusOther "status-other",
+    /// The event can't be mapped to a CloudEvent.
+    Mapping "mapping",
+    /// The reader of standard output has gone.
+    BrokenPipe "broken-pipe",
+    /// Writing to the destination failed.
+    Write "write",
+    /// The event's dead letter couldn't be written.
+    DeadLetterStore "dead-letter-store",
+}
+
+impl Reason {
+    /// Whether no event could have arrived: every other one would fail the same way now.
+    #[must_use]
+    pub const fn concerns_every_event(self) -> bool {
+        matches!(
+            self,
+            Self::Refused
+                | Self::ConnectTimeout
+                | Self::Unreachable
+                | Self::Dns
+                | Self::Tls
+                | Self::Throttled
+                | Self::Write
+        )
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// Where events go, as configured: `http://…`, `https://…`, or `stdout`.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Target {
+    /// An HTTP endpoint, which may hold a user name and a password.
+    Http(reqwest::Url),
+    /// Standard output, one line an event.
+    Stdout,
+}
+
+/// Why a text names no sink. Never repeats the text, which may hold a password or a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum TargetError {
+    /// Not a URL.
+    #[error("the sink is neither a URL nor \"stdout\"")]
+    NotAUrl,
+    /// A URL of a kind that isn't known.
+    #[error("the sink's scheme must be http or https; standard output is \"stdout\"")]
+    Scheme,
+}
+
+impl Target {
+    /// Reads a sink's text. `stdout`, `stdout:` and `-` are standard output.
+    ///
+    /// # Errors
+    /// When it names no sink, without repeating it.
+    pub fn parse(text: &str) -> Result<Self, TargetError> {
+        let text = text.trim();
+        if matches!(text, "stdout" | "stdout:" | "stdout://" | "-") {
+            return Ok(Self::Stdout);
+        }
+        let url = reqwest::Url::parse(text).map_err(|_| TargetError::NotAUrl)?;
+        match url.scheme() {
+            "http" | "https" if url.has_host() => Ok(Self::Http(url)),
+            "http" | "https" => Err(TargetError::NotAUrl),
+            _ => Err(TargetError::Scheme),
+        }
+    }
+
+    /// Whether it takes one event at a time, in the order of the feed.
+    #[must_use]
+    pub fn is_one_line_of_events(&self) -> bool {
+        matches!(self, Self::Stdout)
+    }
+}
+
+impl std::str::FromStr for Target {
+    type Err = TargetError;
+
+    fn from_str(text: &str) -> Result<Self, TargetError> {
+        Self::parse(text)
+    }
+}
+
+impl fmt::Display for Target {
+    /// Without user name, password, query and fragment.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Http(url) => {
+                write!(f, "{}{}", url.origin().ascii_serialization(), url.path())
+            }
+            Self::Stdout => f.write_str("stdout"),
+        }
+    }
+}
+
+impl fmt::Debug for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Target({self})")
+    }
+}
+
+/// One of the known sinks.
+#[derive(Debug)]
+pub enum AnySink {
+    /// Over HTTP. Boxed: it is much the larger one.
+    Http(Box<HttpSink>),
+    /// To standard output.
+    Stdout(StdoutSink),
+}
+
+impl AnySink {
+    /// The sink of a target; `timeout` bounds one attempt as a whole.
+    ///
+    /// # Errors
+    /// When the HTTP client can't be built.
+    pub fn build(target: &Target, timeout: Duration) -> Result<Self, http::BuildError> {
+        match target {
+            Target::Http(url) => HttpSink::new(url.clone(), timeout).map(Box::new).map(Self::Http),
+            Target::Stdout => Ok(Self::Stdout(StdoutSink::stdout())),
+        }
+    }
+}
+
+impl Sink for AnySink {
+    async fn deliver(&self, delivery: &Delivery) -> Result<(), DeliveryError> {
+        match self {
+            Self::Http(sink) => sink.deliver(delivery).await,
+            Self::Stdout(sink) => sink.deliver(delivery).await,
+        }
+    }
+}
+
+/// Text from outside, fit for a log or a file: control characters become spaces, at most 1 KiB.
+pub(crate) fn sanitised(text: &str) -> String {
+    /// The longest text, in bytes.
+    const MAX: usize = 1024;
+    let mut out = String::with_capacity(text.len().min(MAX));
+    for character in text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }) {
+        if out.len().saturating_add(character.len_utf8()) > MAX {
+            break;
+        }
+        out.push(character);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_told_by_its_scheme() {
+        assert_eq!(Target::parse("stdout"), Ok(Target::Stdout));
+        assert_eq!(Target::parse(" - "), Ok(Target::Stdout));
+        assert!(matches!(Target::parse("https://h/p"), Ok(Target::Http(_))));
+        assert_eq!(Target::parse("kafka://h/t"), Err(TargetError::Scheme));
+        assert_eq!(Target::parse("http://"), Err(TargetError::NotAUrl));
+        assert_eq!(Target::parse(""), Err(TargetError::NotAUrl));
+    }
+
+    #[test]
+    fn nothing_secret_is_ever_printed() {
+        let target = Target::parse("https://user:hunter2@h:8443/p?token=hunter2#hunter2").unwrap();
+        assert_eq!(target.to_string(), "https://h:8443/p");
+        assert_eq!(format!("{target:?}"), "Target(https://h:8443/p)");
+        for wrong in ["user:hunter2@h", "hunter2", "ftp://hunter2@h", "http://hunter2@h:port", "hunter2://h"]
+        {
+            let error = Target::parse(wrong).unwrap_err();
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
+        }
+    }
+
+    #[test]
+    fn labels_are_distinct() {
+        let labels: std::collections::HashSet<_> = Reason::ALL.iter().map(|reason| reason.as_str()).collect();
+        assert_eq!(labels.len(), Reason::ALL.len());
+    }
+
+    #[test]
+    fn text_from_outside_is_bounded_and_printable() {
+        assert_eq!(sanitised(" <h1>\r\n\u{1b}[31mno\0</h1>\n"), "<h1>   [31mno </h1>");
+        assert_eq!(sanitised(&"é".repeat(2000)).len(), 1024);
+    }
+}

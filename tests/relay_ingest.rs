@@ -34,7 +34,10 @@ async fn an_event_is_taken_and_held_to_the_byte() {
 async fn a_batch_is_taken_in_order_and_blank_lines_are_ignored() {
     let server = Server::open().await;
     let body = format!("\n{}\r\n\n  \n{}", event("s", 1), event("s", 2));
-    assert_eq!(answer(server.post("Application/X-NDJSON; charset=utf-8", body)).await.1, json!({"accepted": 2}));
+    assert_eq!(
+        answer(server.post("Application/X-NDJSON; charset=utf-8", body)).await.1,
+        json!({"accepted": 2})
+    );
     assert_eq!(server.held().await, [event("s", 1), event("s", 2)]);
     assert_eq!(answer(server.post(LINES, "\n\n")).await, (202, json!({"accepted": 0})));
 }
@@ -51,7 +54,8 @@ async fn a_pretty_printed_event_is_one_line_on_the_stream() {
 async fn a_version_is_required() {
     let server = Server::open().await;
     for version in [None, Some("0.2"), Some("1.0"), Some("")] {
-        let mut request = server.client.post(server.url("/events")).header("content-type", ONE).body(event("s", 1));
+        let mut request =
+            server.client.post(server.url("/events")).header("content-type", ONE).body(event("s", 1));
         if let Some(version) = version {
             request = request.header("aep-version", version);
         }
@@ -146,15 +150,26 @@ async fn commands_over_http_are_forbidden() {
 #[tokio::test]
 async fn a_token_is_demanded_everywhere_but_for_health_and_preflights() {
     let server = Server::start(Limits::default(), Some("s3cret")).await;
-    for path in ["/events", "/.well-known/aep", "/stream", "/stream?access_token=wrong", "/stream?access_token=s3cre%00"] {
+    for path in [
+        "/events",
+        "/.well-known/aep",
+        "/stream",
+        "/stream?access_token=wrong",
+        "/stream?access_token=s3cre%00",
+    ] {
         let (status, body) = answer(server.client.get(server.url(path))).await;
         assert_eq!((status, &body["error"]), (401, &json!("unauthorized")), "{path}");
     }
     for value in ["Bearer wrong", "Basic s3cret", "s3cret", "Bearer"] {
-        assert_eq!(answer(server.post(ONE, event("s", 1)).header("authorization", value)).await.0, 401, "{value}");
+        assert_eq!(
+            answer(server.post(ONE, event("s", 1)).header("authorization", value)).await.0,
+            401,
+            "{value}"
+        );
     }
     // A wrong header isn't mended by the query.
-    let both = server.client.get(server.url("/events?access_token=s3cret")).header("authorization", "Bearer wrong");
+    let both =
+        server.client.get(server.url("/events?access_token=s3cret")).header("authorization", "Bearer wrong");
     assert_eq!(answer(both).await.0, 401);
     for request in [
         server.client.get(server.url("/events?access_token=s3cret")),
@@ -166,9 +181,13 @@ async fn a_token_is_demanded_everywhere_but_for_health_and_preflights() {
     assert_eq!(answer(server.post(ONE, event("s", 1)).bearer_auth("s3cret")).await.0, 202);
     assert_eq!(answer(server.client.get(server.url("/healthz"))).await, (200, json!({"ok": true})));
     let (_, known) = answer(server.client.get(server.url("/healthz")).bearer_auth("s3cret")).await;
-    assert_eq!((&known["ok"], &known["sessions"], &known["subscribers"]), (&json!(true), &json!(1), &json!(0)));
+    assert_eq!(
+        (&known["ok"], &known["sessions"], &known["subscribers"]),
+        (&json!(true), &json!(1), &json!(0))
+    );
     assert!(known["uptime_s"].is_u64());
-    let preflight = server.client.request(reqwest::Method::OPTIONS, server.url("/stream")).send().await.unwrap();
+    let preflight =
+        server.client.request(reqwest::Method::OPTIONS, server.url("/stream")).send().await.unwrap();
     assert_eq!(preflight.status(), 204);
     let unauthorized = server.client.get(server.url("/stream")).send().await.unwrap();
     assert_eq!(unauthorized.headers()["www-authenticate"], "Bearer");
@@ -178,7 +197,8 @@ async fn a_token_is_demanded_everywhere_but_for_health_and_preflights() {
 async fn preflights_are_answered() {
     let server = Server::open().await;
     for path in ["/stream", "/connections", "/events"] {
-        let response = server.client.request(reqwest::Method::OPTIONS, server.url(path)).send().await.unwrap();
+        let response =
+            server.client.request(reqwest::Method::OPTIONS, server.url(path)).send().await.unwrap();
         assert_eq!(response.status(), 204, "{path}");
         let headers = response.headers();
         assert_eq!(headers["access-control-allow-origin"], "*");
@@ -203,7 +223,10 @@ async fn discovery_says_what_there_is() {
     assert_eq!(capabilities["filters"], json!(["attr-match"]));
     assert_eq!(capabilities["replay"], json!({"buffer": 42, "all": true}));
     assert_eq!(capabilities["capture"], json!(["none", "metadata", "redacted", "full"]));
-    assert_eq!((&capabilities["control"], &capabilities["experimental"]), (&json!({"accepts": []}), &json!({})));
+    assert_eq!(
+        (&capabilities["control"], &capabilities["experimental"]),
+        (&json!({"accepts": []}), &json!({}))
+    );
     assert_eq!(answer(server.client.get(server.url("/.well-known/aep"))).await.1, document);
 }
 
@@ -213,7 +236,10 @@ async fn other_paths_and_methods_are_refused_in_json() {
     let (status, body) = answer(server.client.get(server.url("/nothing"))).await;
     assert_eq!((status, &body["error"]), (404, &json!("not-found")));
     let response = server.client.put(server.url("/events")).send().await.unwrap();
-    assert_eq!((response.status().as_u16(), &response.headers()["allow"]), (405, &"GET, POST, OPTIONS".parse().unwrap()));
+    assert_eq!(
+        (response.status().as_u16(), &response.headers()["allow"]),
+        (405, &"GET, POST, OPTIONS".parse().unwrap())
+    );
 }
 
 #[tokio::test]
@@ -235,8 +261,13 @@ async fn an_upload_over_the_bound_gets_to_see_why() {
     let server = Server::start(Limits { max_body: 1000, ..Limits::default() }, None).await;
     // The client sends all of it before it reads: were the connection cut, it would see a reset instead.
     let big = 8 * 1024 * 1024;
-    for head in [format!("content-length: {big}\r\n\r\n"), format!("transfer-encoding: chunked\r\n\r\n{big:x}\r\n")] {
-        let mut request = format!("POST /events HTTP/1.1\r\nhost: h\r\naep-version: 0.1\r\ncontent-type: application/json\r\n{head}").into_bytes();
+    for head in
+        [format!("content-length: {big}\r\n\r\n"), format!("transfer-encoding: chunked\r\n\r\n{big:x}\r\n")]
+    {
+        let mut request = format!(
+            "POST /events HTTP/1.1\r\nhost: h\r\naep-version: 0.1\r\ncontent-type: application/json\r\n{head}"
+        )
+        .into_bytes();
         let tail = if head.contains("chunked") { "\r\n0\r\n\r\n" } else { "" };
         request.extend(std::iter::repeat_n(b' ', big));
         request.extend_from_slice(tail.as_bytes());
@@ -278,7 +309,12 @@ async fn compressed_bodies_are_taken_and_bounded_by_what_they_hold() {
     let server = Server::start(Limits { max_body: 100_000, ..Limits::default() }, None).await;
     let lines = format!("{}\n{}", event("s", 1), event("s", 2));
     let zstd = |bytes: &[u8]| zstd::encode_all(bytes, 3).unwrap();
-    for (encoding, body) in [("gzip", gzip(lines.as_bytes())), ("x-gzip", gzip(lines.as_bytes())), ("ZSTD", zstd(lines.as_bytes())), ("identity", lines.clone().into_bytes())] {
+    for (encoding, body) in [
+        ("gzip", gzip(lines.as_bytes())),
+        ("x-gzip", gzip(lines.as_bytes())),
+        ("ZSTD", zstd(lines.as_bytes())),
+        ("identity", lines.clone().into_bytes()),
+    ] {
         let request = server.post(LINES, body).header("content-encoding", encoding);
         assert_eq!(answer(request).await, (202, json!({"accepted": 2})), "{encoding}");
     }
@@ -302,7 +338,10 @@ async fn compressed_bodies_are_taken_and_bounded_by_what_they_hold() {
 async fn memory_for_bodies_is_bounded_over_all_requests() {
     let server = Server::start(Limits { ingest_bytes: 100, ..Limits::default() }, None).await;
     let response = server.post(ONE, event("s", 1)).send().await.unwrap();
-    assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (503, &"1".parse().unwrap()));
+    assert_eq!(
+        (response.status().as_u16(), &response.headers()["retry-after"]),
+        (503, &"1".parse().unwrap())
+    );
     let body: Value = serde_json::from_str(&response.text().await.unwrap()).unwrap();
     assert_eq!(body["error"], json!("unavailable"));
     // What was counted is given back.
@@ -316,7 +355,10 @@ async fn memory_for_bodies_is_bounded_over_all_requests() {
 async fn a_body_that_breaks_off_ingests_nothing() {
     let server = Server::open().await;
     let text = format!("{}\n{}", event("s", 1), event("s", 2));
-    let head = format!("POST /events HTTP/1.1\r\nhost: h\r\naep-version: 0.1\r\ncontent-type: {LINES}\r\ncontent-length: {}\r\n\r\n", text.len() + 1);
+    let head = format!(
+        "POST /events HTTP/1.1\r\nhost: h\r\naep-version: 0.1\r\ncontent-type: {LINES}\r\ncontent-length: {}\r\n\r\n",
+        text.len() + 1
+    );
     let mut stream = tokio::net::TcpStream::connect(server.address).await.unwrap();
     tokio::io::AsyncWriteExt::write_all(&mut stream, format!("{head}{text}").as_bytes()).await.unwrap();
     tokio::io::AsyncWriteExt::shutdown(&mut stream).await.unwrap();

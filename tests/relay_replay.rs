@@ -75,7 +75,12 @@ fn replay(hub: &Hub, from: From) -> Seen {
 #[test]
 fn replay_is_strictly_after_and_in_order() {
     let hub = hub(Limits::default());
-    hub.admit(vec![event("s", Some(3), "3"), event("s", Some(1), "1"), event("s", Some(2), "2"), event("t", Some(9), "9")]);
+    hub.admit(vec![
+        event("s", Some(3), "3"),
+        event("s", Some(1), "1"),
+        event("s", Some(2), "2"),
+        event("t", Some(9), "9"),
+    ]);
     assert_eq!(replay(&hub, From::Tokens(vec![token("s", 1)])).ids, ["2", "3"]);
     assert_eq!(replay(&hub, From::All).ids, ["1", "2", "3", "9"]);
     assert_eq!(replay(&hub, From::Tokens(vec![token("t", 9), token("s", 2), token("s", 1)])).ids, ["2", "3"]);
@@ -111,7 +116,12 @@ fn the_marker_is_exact() {
 #[test]
 fn a_bounded_replay_serves_sessions_that_the_filter_names() {
     let hub = hub(Limits::default());
-    hub.admit(vec![event("s", Some(1), "s1"), event("t", Some(1), "t1"), event("t", Some(2), "t2"), event("u", Some(1), "u1")]);
+    hub.admit(vec![
+        event("s", Some(1), "s1"),
+        event("t", Some(1), "t1"),
+        event("t", Some(2), "t2"),
+        event("u", Some(1), "u1"),
+    ]);
     let filter = Filter::parse(r#"{"session":["s","t"]}"#).unwrap();
     let ask = |from, then| {
         let mut seen = Seen::default();

@@ -25,7 +25,9 @@ async fn a_live_event_arrives_to_the_byte() {
     let mut stream = server.stream("").await;
     let headers = stream.response.headers().clone();
     for (name, value) in [
-        ("content-type", "text/event-stream"), ("cache-control", "no-cache"), ("x-accel-buffering", "no"),
+        ("content-type", "text/event-stream"),
+        ("cache-control", "no-cache"),
+        ("x-accel-buffering", "no"),
         ("access-control-allow-origin", "*"),
     ] {
         assert_eq!(headers[name], value);
@@ -71,7 +73,8 @@ async fn resume_by_from_and_by_last_event_id() {
     let response = server.client.get(server.url("/stream?live=0")).header("last-event-id", "a:b:0:2");
     assert_eq!(seqs(&response.send().await.unwrap().text().await.unwrap()), ["a:b:0:3"]);
     // `from` takes precedence.
-    let response = server.client.get(server.url("/stream?live=0&from=all")).header("last-event-id", "a:b:0:2");
+    let response =
+        server.client.get(server.url("/stream?live=0&from=all")).header("last-event-id", "a:b:0:2");
     assert_eq!(seqs(&response.send().await.unwrap().text().await.unwrap()).len(), 4);
 }
 
@@ -92,17 +95,24 @@ async fn a_bounded_replay_says_that_it_is_complete() {
 async fn a_post_means_the_same_and_takes_any_length() {
     let server = Server::open().await;
     server.ingest(&[event("s", 1), event("s", 2)]).await;
-    let mut from: Vec<Value> = (0..499).map(|n| json!({"session": format!("{n}{}", "x".repeat(400)), "epoch": 0, "seq": 0})).collect();
+    let mut from: Vec<Value> = (0..499)
+        .map(|n| json!({"session": format!("{n}{}", "x".repeat(400)), "epoch": 0, "seq": 0}))
+        .collect();
     from.push(json!({"session": "s", "epoch": 0, "seq": 1}));
     let body = json!({"from": from, "live": 0, "filter": {"agent": "a"}}).to_string();
     assert!(body.len() > 128 * 1024);
-    let request = server.client.post(server.url("/stream")).header("content-type", "application/json").body(body);
+    let request =
+        server.client.post(server.url("/stream")).header("content-type", "application/json").body(body);
     let got = request.send().await.unwrap().text().await.unwrap();
-    assert_eq!(messages(&got).iter().map(|message| message.id.as_deref()).collect::<Vec<_>>(), [Some("s:0:2")]);
+    assert_eq!(
+        messages(&got).iter().map(|message| message.id.as_deref()).collect::<Vec<_>>(),
+        [Some("s:0:2")]
+    );
     let wrong = server.client.post(server.url("/stream")).body("{}");
     assert_eq!(wrong.send().await.unwrap().status(), 415);
     for body in ["", "[]", r#"{"from":[null]}"#, r#"{"filter":{"seq":1}}"#] {
-        let wrong = server.client.post(server.url("/stream")).header("content-type", "application/json").body(body);
+        let wrong =
+            server.client.post(server.url("/stream")).header("content-type", "application/json").body(body);
         assert_eq!(wrong.send().await.unwrap().status(), 400, "{body}");
     }
 }
@@ -110,11 +120,14 @@ async fn a_post_means_the_same_and_takes_any_length() {
 #[tokio::test]
 async fn a_request_line_of_nearly_64_kib_is_taken() {
     let server = Server::open().await;
-    let from: Vec<Value> = (0..450).map(|n| json!({"session": format!("{n}{}", "x".repeat(60)), "epoch": 0, "seq": 0})).collect();
+    let from: Vec<Value> = (0..450)
+        .map(|n| json!({"session": format!("{n}{}", "x".repeat(60)), "epoch": 0, "seq": 0}))
+        .collect();
     let query = format!("/stream?live=0&from={}", encoded(&json!(from).to_string()));
     let query: String = query.chars().take(65_000).collect();
     assert_eq!(query.len(), 65_000);
-    let answer = server.raw(format!("GET {query} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n").as_bytes()).await;
+    let answer =
+        server.raw(format!("GET {query} HTTP/1.1\r\nhost: h\r\nconnection: close\r\n\r\n").as_bytes()).await;
     // Cut off in the middle, so it is refused, but it was read.
     assert!(answer.starts_with("HTTP/1.1 400") && answer.contains("invalid-from"), "{answer}");
     let longer = format!("GET /stream?x={} HTTP/1.1\r\nhost: h\r\n\r\n", "x".repeat(70_000));
@@ -134,7 +147,13 @@ async fn everything_malformed_is_refused_before_a_stream_byte() {
         (format!("?from={}", encoded(r#"[{"session":1,"epoch":0,"seq":1}]"#)), "invalid-from"),
         (format!("?from={}", encoded(r#"{"session":"s","epoch":0,"seq":1}"#)), "invalid-from"),
         (format!("?from={}", encoded(r#"[{"session":"s","epoch":0,"seq":1e300}]"#)), "invalid-from"),
-        (format!("?from={}", encoded(&json!(vec![json!({"session":"s","epoch":0,"seq":1}); 3]).to_string())), "limit-exceeded"),
+        (
+            format!(
+                "?from={}",
+                encoded(&json!(vec![json!({"session":"s","epoch":0,"seq":1}); 3]).to_string())
+            ),
+            "limit-exceeded",
+        ),
         ("?live=maybe".to_owned(), "invalid-live"),
     ] {
         let response = server.client.get(server.url(&format!("/stream{query}"))).send().await.unwrap();

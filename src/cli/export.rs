@@ -18,9 +18,11 @@ use crate::sidecar::{Settings, app};
 
 /// Maps the events of a JSONL file to CloudEvents and delivers them.
 #[derive(Debug, Args)]
-#[command(after_help = "AEP_FILTER and AEP_CAPTURE choose what goes out, CE_SINK says where (stdout without it).\n\
+#[command(
+    after_help = "AEP_FILTER and AEP_CAPTURE choose what goes out, CE_SINK says where (stdout without it).\n\
     Every line that is no legal event is reported with its number; the others are still delivered.\n\
-    Exit code: 0, or 1 when there was a bad line or an event couldn't be delivered.")]
+    Exit code: 0, or 1 when there was a bad line or an event couldn't be delivered."
+)]
 pub struct ExportArgs {
     /// The file, one event a line; - for standard input.
     #[arg(long, value_name = "FILE|-")]
@@ -50,7 +52,11 @@ pub enum ExportFileError {
 ///
 /// # Errors
 /// When the file, the schemas or the sink can't be used.
-pub async fn run(args: &ExportArgs, settings: &Settings, stop: CancellationToken) -> Result<ExitCode, ExportFileError> {
+pub async fn run(
+    args: &ExportArgs,
+    settings: &Settings,
+    stop: CancellationToken,
+) -> Result<ExitCode, ExportFileError> {
     if args.from_file == Path::new("-") {
         return export(BufReader::new(tokio::io::stdin()), None, settings, stop).await;
     }
@@ -117,13 +123,13 @@ fn report_bad_line(bar: &ProgressBar, bad: &BadLine) {
 fn report_summary(summary: &Summary, progress: &Progress, stopped: bool) -> ExitCode {
     let bad = progress.bad_lines();
     let read = progress.events();
-    let taken = summary.delivered + summary.duplicates + summary.dead_letters + summary.undelivered;
+    let taken = summary.delivered + summary.duplicates + summary.dead_letters + summary.unhandled;
     let filtered = read.saturating_sub(taken);
     say(&format!(
         "{read} events read, {} delivered, {filtered} not selected, {} duplicates, {} refused, {} undelivered, {bad} bad lines",
-        summary.delivered, summary.duplicates, summary.dead_letters, summary.undelivered
+        summary.delivered, summary.duplicates, summary.dead_letters, summary.unhandled
     ));
-    let whole = bad == 0 && summary.dead_letters == 0 && summary.undelivered == 0 && !stopped;
+    let whole = bad == 0 && summary.dead_letters == 0 && summary.unhandled == 0 && !stopped;
     if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

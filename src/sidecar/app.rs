@@ -75,7 +75,9 @@ impl App {
             .await
             .map_err(|error| AppError::Listen { address: settings.listen, error })?;
         if settings.token.is_none() {
-            tracing::warn!("AEP_TOKEN is not set: anyone who reaches this port may read and emit, commands are refused");
+            tracing::warn!(
+                "AEP_TOKEN is not set: anyone who reaches this port may read and emit, commands are refused"
+            );
         }
         let relay = Relay::new(hub, settings.limits, settings.token, shutdown.connections.clone());
         Ok(Self { relay, listener, export, bridge, shutdown, drain: settings.drain })
@@ -151,7 +153,6 @@ impl App {
 /// a little longer.
 pub(crate) fn config(settings: &ExportSettings, drain: Duration) -> ExportConfig {
     ExportConfig {
-        sink: settings.sink.clone().unwrap_or(export::Target::Stdout),
         dedupe: settings.dedupe,
         state_dir: Some(settings.state_dir.clone()),
         timeout: settings.timeout,
@@ -160,5 +161,6 @@ pub(crate) fn config(settings: &ExportSettings, drain: Duration) -> ExportConfig
         max_pending: settings.max_pending,
         max_pending_bytes: settings.max_pending_bytes,
         drain: LAST_WORDS.min(drain),
+        ..ExportConfig::new(settings.sink.clone())
     }
 }

@@ -52,7 +52,9 @@ impl Feed for Bridge {
                 }
                 Some(Step::Complete | Step::Behind) | None => {
                     // Everything that is still held is read again; what was exported already is told by its key.
-                    tracing::error!("the export fell behind everything that the relay holds: events are lost");
+                    tracing::error!(
+                        "the export fell behind everything that the relay holds: events are lost"
+                    );
                     self.subscriber = subscribe(&self.hub, &self.filter, self.ceiling, From::All);
                 }
             }

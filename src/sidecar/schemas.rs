@@ -52,7 +52,8 @@ pub fn load(directory: Option<&Path>) -> Result<Registry, SchemasError> {
     };
     for entry in std::fs::read_dir(directory).map_err(unreadable(directory))? {
         let path = entry.map_err(unreadable(directory))?.path();
-        let Some(name) = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(SUFFIX))
+        let Some(name) =
+            path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(SUFFIX))
         else {
             continue;
         };

@@ -14,10 +14,11 @@ use serde::Deserialize;
 
 mod value;
 
-pub use value::{LogFormat, Setting};
 use value::{Field, Size};
+pub use value::{LogFormat, Setting};
 
 use crate::aep::{Capture, Filter};
+use crate::export::Target;
 use crate::relay::{Limits, Token};
 
 /// One environment variable.
@@ -35,7 +36,12 @@ pub struct Variable {
     pub doc: &'static str,
 }
 
-const fn variable(name: &'static str, form: &'static str, default: &'static str, doc: &'static str) -> Variable {
+const fn variable(
+    name: &'static str,
+    form: &'static str,
+    default: &'static str,
+    doc: &'static str,
+) -> Variable {
     Variable { name, form, default, secret: false, doc }
 }
 
@@ -47,31 +53,114 @@ const fn secret(name: &'static str, form: &'static str, doc: &'static str) -> Va
 pub const VARIABLES: &[Variable] = &[
     variable("AEP_HOST", "IP address", "127.0.0.1", "Address to listen on."),
     variable("AEP_PORT", "port", "8787", "Port to listen on; 0 takes a free one."),
-    secret("AEP_TOKEN", "text", "Token that every request must carry. Without one, anyone who reaches the port may read and emit."),
-    variable("AEP_ALLOW_UNAUTHENTICATED", "true or false", "false", "Allow listening beyond loopback without a token."),
+    secret(
+        "AEP_TOKEN",
+        "text",
+        "Token that every request must carry. Without one, anyone who reaches the port may read and emit.",
+    ),
+    variable(
+        "AEP_ALLOW_UNAUTHENTICATED",
+        "true or false",
+        "false",
+        "Allow listening beyond loopback without a token.",
+    ),
     variable("AEP_BUFFER", "count", "10000", "Events held of each session for replay."),
-    variable("AEP_MAX_SESSIONS", "count", "500", "Sessions held; past it, the least recently written one is forgotten."),
+    variable(
+        "AEP_MAX_SESSIONS",
+        "count",
+        "500",
+        "Sessions held; past it, the least recently written one is forgotten.",
+    ),
     variable("AEP_BUFFER_BYTES", "size", "256MiB", "Memory of held events over all sessions."),
-    variable("AEP_WINDOW_BYTES", "size", "64MiB", "Memory of the log that live readers share: how far one may fall behind before it is served from the held sessions."),
+    variable(
+        "AEP_WINDOW_BYTES",
+        "size",
+        "64MiB",
+        "Memory of the log that live readers share: how far one may fall behind before it is served from the held sessions.",
+    ),
     variable("AEP_MAX_BODY", "size", "16MiB", "Largest request body, decompressed."),
     variable("AEP_MAX_BATCH", "count", "10000", "Most events in one request."),
     variable("AEP_MAX_FROM", "count", "AEP_MAX_SESSIONS", "Most resume positions in one subscription."),
-    variable("AEP_INGEST_BYTES", "size", "128MiB", "Memory of request bodies at one time; past it, requests are answered 503."),
-    variable("AEP_MAX_CONNECTIONS", "count", "16384", "Connections open at one time; past it, new ones wait."),
-    variable("AEP_SCHEMAS", "directory", "", "Payload schemas of vendor types, one {type}.schema.json each, whose x-aep-capture annotations say what a capture ceiling keeps."),
+    variable(
+        "AEP_INGEST_BYTES",
+        "size",
+        "128MiB",
+        "Memory of request bodies at one time; past it, requests are answered 503.",
+    ),
+    variable(
+        "AEP_MAX_CONNECTIONS",
+        "count",
+        "16384",
+        "Connections open at one time; past it, new ones wait.",
+    ),
+    variable(
+        "AEP_SCHEMAS",
+        "directory",
+        "",
+        "Payload schemas of vendor types, one {type}.schema.json each, whose x-aep-capture annotations say what a capture ceiling keeps.",
+    ),
     variable("AEP_FILTER", "JSON", "{}", "attr-match filter: which events are exported."),
-    variable("AEP_CAPTURE", "none, metadata, redacted or full", "full", "Capture ceiling: how much content an exported event may carry."),
-    variable("AEP_DEDUPE", "count", "50000", "Event keys (source, id) remembered, so that an event is exported once."),
-    variable("AEP_STATE_DIR", "directory", "aep-state", "Where positions, remembered keys and dead letters are kept across restarts."),
-    variable("AEP_DRAIN", "duration", "20s", "How long a stop may take before the process gives up and exits with 1."),
-    variable("AEP_LOG", "filter", "info", "What is logged, in the syntax of tracing's EnvFilter, for example debug or aep_sidecar::relay=debug."),
-    variable("AEP_LOG_FORMAT", "auto, text or json", "auto", "Form of the log on stderr; auto is text on a terminal and JSON elsewhere."),
-    secret("CE_SINK", "URL", "Where CloudEvents go: http(s)://… by POST. Without one, they go to stdout as JSON lines."),
+    variable(
+        "AEP_CAPTURE",
+        "none, metadata, redacted or full",
+        "full",
+        "Capture ceiling: how much content an exported event may carry.",
+    ),
+    variable(
+        "AEP_DEDUPE",
+        "count",
+        "50000",
+        "Event keys (source, id) remembered, so that an event is exported once.",
+    ),
+    variable(
+        "AEP_STATE_DIR",
+        "directory",
+        "aep-state",
+        "Where positions, remembered keys and dead letters are kept across restarts.",
+    ),
+    variable(
+        "AEP_DRAIN",
+        "duration",
+        "20s",
+        "How long a stop may take before the process gives up and exits with 1.",
+    ),
+    variable(
+        "AEP_LOG",
+        "filter",
+        "info",
+        "What is logged, in the syntax of tracing's EnvFilter, for example debug or aep_sidecar::relay=debug.",
+    ),
+    variable(
+        "AEP_LOG_FORMAT",
+        "auto, text or json",
+        "auto",
+        "Form of the log on stderr; auto is text on a terminal and JSON elsewhere.",
+    ),
+    secret(
+        "CE_SINK",
+        "URL",
+        "Where CloudEvents go: http(s)://… by POST. Without one, they go to stdout as JSON lines.",
+    ),
     variable("CE_TIMEOUT", "duration", "30s", "How long one delivery may take."),
-    variable("CE_RETRY_INITIAL", "duration", "200ms", "Bound of the first pause before a delivery is tried again; doubled each time."),
+    variable(
+        "CE_RETRY_INITIAL",
+        "duration",
+        "200ms",
+        "Bound of the first pause before a delivery is tried again; doubled each time.",
+    ),
     variable("CE_RETRY_MAX", "duration", "30s", "Longest such pause."),
-    variable("CE_CONCURRENCY", "count", "16", "Deliveries under way at one time; each session has at most one."),
-    variable("CE_MAX_PENDING", "count", "1000", "Events waiting for the sink before the export stops taking more."),
+    variable(
+        "CE_CONCURRENCY",
+        "count",
+        "16",
+        "Deliveries under way at one time; each session has at most one.",
+    ),
+    variable(
+        "CE_MAX_PENDING",
+        "count",
+        "1000",
+        "Events waiting for the sink before the export stops taking more.",
+    ),
     variable("CE_MAX_PENDING_BYTES", "size", "16MiB", "The same, in memory."),
 ];
 
@@ -109,8 +198,8 @@ pub struct ExportSettings {
     pub dedupe: NonZeroUsize,
     /// Where state is kept.
     pub state_dir: PathBuf,
-    /// Where CloudEvents go; `None` for stdout.
-    pub sink: Option<crate::export::Target>,
+    /// Where CloudEvents go.
+    pub sink: Target,
     /// How long one delivery may take.
     pub timeout: Duration,
     /// Bound of the first pause before another try.
@@ -122,7 +211,7 @@ pub struct ExportSettings {
     /// Events waiting.
     pub max_pending: NonZeroUsize,
     /// Their memory, in bytes.
-    pub max_pending_bytes: usize,
+    pub max_pending_bytes: NonZeroUsize,
 }
 
 /// Everything that is wrong with the environment.
@@ -156,7 +245,7 @@ struct Raw {
     aep_drain: Field<Duration>,
     aep_log: Field<String>,
     aep_log_format: Field<LogFormat>,
-    ce_sink: Field<crate::export::Target>,
+    ce_sink: Field<Target>,
     ce_timeout: Field<Duration>,
     ce_retry_initial: Field<Duration>,
     ce_retry_max: Field<Duration>,
@@ -204,20 +293,24 @@ impl Settings {
             max_batch: read.count("AEP_MAX_BATCH", raw.aep_max_batch, bounds.max_batch),
             max_from: read.count("AEP_MAX_FROM", raw.aep_max_from, max_sessions),
             ingest_bytes: read.size("AEP_INGEST_BYTES", raw.aep_ingest_bytes, bounds.ingest_bytes),
-            max_connections: read.count("AEP_MAX_CONNECTIONS", raw.aep_max_connections, bounds.max_connections),
+            max_connections: read.count(
+                "AEP_MAX_CONNECTIONS",
+                raw.aep_max_connections,
+                bounds.max_connections,
+            ),
         };
         let export = ExportSettings {
             filter: read.or("AEP_FILTER", raw.aep_filter, Filter::default()),
             ceiling: read.take("AEP_CAPTURE", raw.aep_capture),
             dedupe: read.or("AEP_DEDUPE", raw.aep_dedupe, nonzero(50_000)),
             state_dir: read.or("AEP_STATE_DIR", raw.aep_state_dir, PathBuf::from("aep-state")),
-            sink: read.take("CE_SINK", raw.ce_sink),
+            sink: read.or("CE_SINK", raw.ce_sink, Target::Stdout),
             timeout: read.or("CE_TIMEOUT", raw.ce_timeout, Duration::from_secs(30)),
             retry_initial: read.or("CE_RETRY_INITIAL", raw.ce_retry_initial, Duration::from_millis(200)),
             retry_max: read.or("CE_RETRY_MAX", raw.ce_retry_max, Duration::from_secs(30)),
             concurrency: read.or("CE_CONCURRENCY", raw.ce_concurrency, nonzero(16)),
             max_pending: read.or("CE_MAX_PENDING", raw.ce_max_pending, nonzero(1000)),
-            max_pending_bytes: read.size("CE_MAX_PENDING_BYTES", raw.ce_max_pending_bytes, 16 << 20),
+            max_pending_bytes: nonzero(read.size("CE_MAX_PENDING_BYTES", raw.ce_max_pending_bytes, 16 << 20)),
         };
         let settings = Self {
             listen: SocketAddr::new(host, port),
@@ -237,7 +330,9 @@ impl Settings {
             ));
         }
         if limits.ingest_bytes < limits.max_body {
-            read.wrong.push("AEP_INGEST_BYTES must be at least AEP_MAX_BODY, or the largest body is never taken".into());
+            read.wrong.push(
+                "AEP_INGEST_BYTES must be at least AEP_MAX_BODY, or the largest body is never taken".into(),
+            );
         }
         if read.wrong.is_empty() { Ok(settings) } else { Err(SettingsError(read.wrong)) }
     }
@@ -312,7 +407,9 @@ fn is_service_link(value: &str) -> bool {
 fn is_service_variable(name: &str) -> bool {
     name.ends_with("_SERVICE_HOST")
         || name.contains("_SERVICE_PORT")
-        || name.split_once("_PORT").is_some_and(|(_, rest)| rest.is_empty() || rest.contains("_TCP") || rest.contains("_UDP"))
+        || name
+            .split_once("_PORT")
+            .is_some_and(|(_, rest)| rest.is_empty() || rest.contains("_TCP") || rest.contains("_UDP"))
 }
 
 /// Collects what is wrong while values are taken.
@@ -363,11 +460,19 @@ mod tests {
         struct Names<'n>(&'n mut Vec<String>);
         impl<'de> serde::Deserializer<'de> for Names<'_> {
             type Error = serde::de::value::Error;
-            fn deserialize_any<V: serde::de::Visitor<'de>>(self, visitor: V) -> Result<V::Value, Self::Error> {
-                visitor.visit_map(serde::de::value::MapDeserializer::<_, Self::Error>::new(std::iter::empty::<(&str, &str)>()))
+            fn deserialize_any<V: serde::de::Visitor<'de>>(
+                self,
+                visitor: V,
+            ) -> Result<V::Value, Self::Error> {
+                visitor.visit_map(serde::de::value::MapDeserializer::<_, Self::Error>::new(
+                    std::iter::empty::<(&str, &str)>(),
+                ))
             }
             fn deserialize_struct<V: serde::de::Visitor<'de>>(
-                self, _: &'static str, fields: &'static [&'static str], visitor: V,
+                self,
+                _: &'static str,
+                fields: &'static [&'static str],
+                visitor: V,
             ) -> Result<V::Value, Self::Error> {
                 self.0.extend(fields.iter().map(|name| name.to_ascii_uppercase()));
                 Names(&mut Vec::new()).deserialize_any(visitor)
@@ -403,9 +508,27 @@ mod tests {
 
     #[test]
     fn everything_wrong_is_reported_at_once() {
-        let wrong = read(&[("AEP_PORT", "http"), ("AEP_BUFFER", "0"), ("AEP_DRAIN", "5"), ("AEP_MAX_BODY", "lots"),
-            ("AEP_FILTER", r#"{"seq":1}"#), ("AEP_CAPTURE", "all"), ("CE_SINK", "ftp://h"), ("AEP_LOG_FORMAT", "xml")]).unwrap_err();
-        for name in ["AEP_PORT ", "AEP_BUFFER ", "AEP_DRAIN ", "AEP_MAX_BODY ", "AEP_FILTER ", "AEP_CAPTURE ", "CE_SINK ", "AEP_LOG_FORMAT "] {
+        let wrong = read(&[
+            ("AEP_PORT", "http"),
+            ("AEP_BUFFER", "0"),
+            ("AEP_DRAIN", "5"),
+            ("AEP_MAX_BODY", "lots"),
+            ("AEP_FILTER", r#"{"seq":1}"#),
+            ("AEP_CAPTURE", "all"),
+            ("CE_SINK", "ftp://h"),
+            ("AEP_LOG_FORMAT", "xml"),
+        ])
+        .unwrap_err();
+        for name in [
+            "AEP_PORT ",
+            "AEP_BUFFER ",
+            "AEP_DRAIN ",
+            "AEP_MAX_BODY ",
+            "AEP_FILTER ",
+            "AEP_CAPTURE ",
+            "CE_SINK ",
+            "AEP_LOG_FORMAT ",
+        ] {
             assert_eq!(wrong.iter().filter(|line| line.starts_with(name)).count(), 1, "{name}: {wrong:?}");
         }
         assert_eq!(wrong.len(), 8, "{wrong:?}");
@@ -413,10 +536,12 @@ mod tests {
 
     #[test]
     fn complaints_never_repeat_a_secret() {
-        let wrong = read(&[("AEP_TOKEN", "two words"), ("CE_SINK", "https//user:hunter2@h/?key=hunter2")]).unwrap_err();
+        let wrong = read(&[("AEP_TOKEN", "two words"), ("CE_SINK", "https//user:hunter2@h/?key=hunter2")])
+            .unwrap_err();
         assert_eq!(wrong.len(), 2);
         assert!(!wrong.join("").contains("words") && !wrong.join("").contains("hunter2"), "{wrong:?}");
-        let settings = read(&[("AEP_TOKEN", "hunter2"), ("CE_SINK", "https://user:hunter2@h/?key=hunter2")]).unwrap();
+        let settings =
+            read(&[("AEP_TOKEN", "hunter2"), ("CE_SINK", "https://user:hunter2@h/?key=hunter2")]).unwrap();
         assert!(!format!("{settings:?}").contains("hunter2"));
     }
 
@@ -428,7 +553,9 @@ mod tests {
         let path = path.to_str().unwrap();
         assert!(read(&[("AEP_TOKEN_FILE", path)]).unwrap().token.unwrap().matches("s3cret"));
         assert!(read(&[("AEP_TOKEN_FILE", path), ("AEP_TOKEN", "x")]).unwrap_err()[0].contains("both set"));
-        assert!(read(&[("AEP_TOKEN_FILE", "/does/not/exist")]).unwrap_err()[0].starts_with("AEP_TOKEN_FILE="));
+        assert!(
+            read(&[("AEP_TOKEN_FILE", "/does/not/exist")]).unwrap_err()[0].starts_with("AEP_TOKEN_FILE=")
+        );
     }
 
     #[test]
@@ -449,8 +576,13 @@ mod tests {
 
     #[test]
     fn what_kubernetes_sets_for_services_is_told_apart() {
-        let settings = read(&[("AEP_SIDECAR_SERVICE_HOST", "10.0.0.1"), ("AEP_SIDECAR_PORT", "tcp://10.0.0.1:1"),
-            ("AEP_SIDECAR_PORT_8787_TCP_ADDR", "10.0.0.1"), ("AEP_SIDECAR_SERVICE_PORT_HTTP", "1")]).unwrap();
+        let settings = read(&[
+            ("AEP_SIDECAR_SERVICE_HOST", "10.0.0.1"),
+            ("AEP_SIDECAR_PORT", "tcp://10.0.0.1:1"),
+            ("AEP_SIDECAR_PORT_8787_TCP_ADDR", "10.0.0.1"),
+            ("AEP_SIDECAR_SERVICE_PORT_HTTP", "1"),
+        ])
+        .unwrap();
         assert_eq!(settings.unknown, []);
         assert!(read(&[("AEP_PORT", "tcp://10.0.0.1:8787")]).unwrap_err()[0].contains("enableServiceLinks"));
     }

@@ -1,6 +1,15 @@
 //! A relay on a free port, and clients that show what is on the wire.
-#![allow(unreachable_pub, dead_code, reason = "every test crate has its own copy and uses its own part of it")]
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a helper of tests fails by panicking")]
+#![allow(
+    unreachable_pub,
+    dead_code,
+    reason = "every test crate has its own copy and uses its own part of it"
+)]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a helper of tests fails by panicking"
+)]
 #![allow(clippy::missing_panics_doc, reason = "a helper of tests fails by panicking")]
 
 use std::net::SocketAddr;
@@ -34,7 +43,8 @@ impl Server {
         let stop = CancellationToken::new();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let relay = Relay::new(hub.clone(), limits, token.map(|token| Token::new(token).unwrap()), tracker.clone());
+        let relay =
+            Relay::new(hub.clone(), limits, token.map(|token| Token::new(token).unwrap()), tracker.clone());
         tracker.spawn(serve(relay, listener, tracker.clone(), stop.clone()));
         Self { address, hub, stop, tracker, client: reqwest::Client::new() }
     }

@@ -94,7 +94,8 @@ impl Setting for NonZeroUsize {
 
 impl Setting for Size {
     fn read(text: &str) -> Result<Self, String> {
-        let bytes = text.parse::<bytesize::ByteSize>().ok().and_then(|size| usize::try_from(size.as_u64()).ok());
+        let bytes =
+            text.parse::<bytesize::ByteSize>().ok().and_then(|size| usize::try_from(size.as_u64()).ok());
         bytes
             .filter(|bytes| *bytes > 0)
             .map(Self)
@@ -104,7 +105,8 @@ impl Setting for Size {
 
 impl Setting for Duration {
     fn read(text: &str) -> Result<Self, String> {
-        humantime::parse_duration(text).map_err(|_| must("a duration with its unit, for example 500ms, 5s or 2m", text))
+        humantime::parse_duration(text)
+            .map_err(|_| must("a duration with its unit, for example 500ms, 5s or 2m", text))
     }
 }
 
@@ -163,7 +165,9 @@ mod tests {
     fn durations_and_sizes_carry_units() {
         assert_eq!(Duration::read("200ms"), Ok(Duration::from_millis(200)));
         assert_eq!(Duration::read("2m"), Ok(Duration::from_secs(120)));
-        assert!(Duration::read("5").is_err() && Duration::read("").is_err() && Duration::read("-5s").is_err());
+        assert!(
+            Duration::read("5").is_err() && Duration::read("").is_err() && Duration::read("-5s").is_err()
+        );
         assert_eq!(Size::read("16MiB").map(|size| size.0), Ok(16 << 20));
         assert_eq!(Size::read("1048576").map(|size| size.0), Ok(1 << 20));
         assert!(Size::read("0").is_err() && Size::read("16 apples").is_err() && Size::read("-1").is_err());

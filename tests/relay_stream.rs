@@ -172,7 +172,7 @@ async fn everything_malformed_is_refused_before_a_stream_byte() {
 #[tokio::test]
 async fn ten_thousand_events_replay_whole_to_a_reader_that_dawdles() {
     let server = Server::open().await;
-    let padding = "x".repeat(320);
+    let padding = "x".repeat(350);
     let lines: Vec<String> =
         (0..10_000).map(|n| event_with("s", n, &format!(r#","data":{{"p":"{padding}"}}"#))).collect();
     assert!(lines[5000].len() > 490);

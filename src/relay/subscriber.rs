@@ -137,7 +137,6 @@ impl Subscriber {
         let replay = lanes(&state, &filter, from, then);
         let cursor = state.log.next();
         drop(state);
-        shared.metrics.subscribers.inc();
         Self {
             shared,
             head,
@@ -319,12 +318,6 @@ impl Subscriber {
         if !run.is_empty() {
             self.ready.push_back(Step::Run(Arc::clone(block), run));
         }
-    }
-}
-
-impl Drop for Subscriber {
-    fn drop(&mut self) {
-        self.shared.metrics.subscribers.dec();
     }
 }
 

@@ -130,6 +130,12 @@ impl Reader {
     }
 }
 
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.relay.hub().metrics().subscribers.dec();
+    }
+}
+
 /// Bytes for one write. A single shared run of messages is passed on as it is; only several are copied together.
 #[derive(Default)]
 struct Piece {

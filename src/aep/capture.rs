@@ -121,6 +121,9 @@ fn quoted_level(level: Capture) -> String {
 
 /// `data` without what is gated above `level`; `None` when nothing sensible is left of it.
 fn lower_data(event: &Event, data: &str, gates: Gates<'_>, level: Capture) -> Option<String> {
+    if gates.level() > level {
+        return None;
+    }
     let exceptions =
         if level < Capture::Redacted { Exceptions::of(event.event_type()) } else { Exceptions::None };
     let mut out = String::with_capacity(data.len());
@@ -175,7 +178,9 @@ fn nested(value: &RawValue, gates: Gates<'_>, level: Capture) -> Option<String> 
         Kind::Array if gates.has_items() => {
             let items = gates.items();
             out.push('[');
-            for element in json::elements(value)? {
+            // Items that are gated as such all go, whatever stands beneath them.
+            let elements = if items.level() > level { Vec::new() } else { json::elements(value)? };
+            for element in elements {
                 let Some(kept) = nested(element, items, level) else { continue };
                 if out.len() > 1 {
                     out.push(',');
@@ -480,6 +485,22 @@ mod tests {
                 lowered("attention.requested", "redacted", Capture::Metadata, options).1.as_deref(),
                 Some("{}")
             );
+        }
+    }
+
+    #[test]
+    fn a_gate_on_items_or_on_data_itself_goes_for_all_beneath() {
+        let mut registry = Registry::core();
+        for (schema, kept) in [
+            (
+                r#"{"properties":{"list":{"items":{"x-aep-capture":"full","properties":{"id":{}}}}}}"#,
+                Some(r#"{"list":[],"n":1}"#),
+            ),
+            (r#"{"x-aep-capture":"redacted","properties":{"n":{}}}"#, None),
+        ] {
+            registry.add_schema("x.acme.session.blob", schema).unwrap();
+            let original = event("x.acme.session.blob", "full", r#"{"list":[{"id":"secret"}],"n":1}"#);
+            assert_eq!(down_level(&original, Capture::Metadata, &registry).data(), kept);
         }
     }
 

@@ -110,6 +110,24 @@ impl Node {
         }
         node.level = level;
     }
+
+    /// Appends what is above `metadata` in this field, which stands at `path`, and beneath.
+    fn gated(&self, path: &str, out: &mut Vec<(String, Capture)>) {
+        if self.level > Capture::Metadata {
+            out.push((path.to_owned(), self.level));
+        }
+        for (name, field) in &self.fields {
+            field.gated(&step(path, name), out);
+        }
+        if let Some(items) = &self.items {
+            items.gated(&step(path, ITEMS), out);
+        }
+    }
+}
+
+/// `path` and one more step.
+fn step(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}{STEP}{name}") }
 }
 
 /// The registered types and their gated fields.
@@ -184,6 +202,20 @@ impl Registry {
     pub fn types(&self) -> impl Iterator<Item = &str> {
         self.types.keys().map(String::as_str)
     }
+
+    /// Every field above `metadata` as its type, its path and its level, in order of types and paths. A
+    /// path's steps are separated by `/`, and `[]` is the step into an array's items.
+    #[must_use]
+    pub fn gated(&self) -> Vec<(&str, String, Capture)> {
+        let mut gated = Vec::new();
+        for (event_type, node) in &self.types {
+            let mut fields = Vec::new();
+            node.gated("", &mut fields);
+            fields.sort();
+            gated.extend(fields.into_iter().map(|(path, level)| (event_type.as_str(), path, level)));
+        }
+        gated
+    }
 }
 
 impl<'r> Gates<'r> {
@@ -233,10 +265,10 @@ fn read_schema(schema: &str, node: &mut Node, path: &str) -> Result<(), SchemaEr
             Ok(())
         }
         "properties" if json::kind(value) == Kind::Object => json::members(value.get(), |name, schema| {
-            let path = if path.is_empty() { name.to_string() } else { format!("{path}{STEP}{name}") };
+            let path = step(path, &name);
             read_member(schema, node.fields.entry(name.into_owned()).or_default(), &path)
         })?,
-        "items" => read_member(value, node.items.get_or_insert_default(), &format!("{path}{STEP}{ITEMS}")),
+        "items" => read_member(value, node.items.get_or_insert_default(), &step(path, ITEMS)),
         _ => Ok(()),
     })??;
     let beneath = node.fields.values().map(|field| field.highest).chain(node.items.iter().map(|i| i.highest));
@@ -265,6 +297,24 @@ mod tests {
         let gates = registry.gates("assessment.evaluation.recorded").unwrap();
         assert_eq!(gates.field("gen_ai.evaluation.explanation").level(), Capture::Redacted);
         assert!(gates.gates_below(Capture::Metadata) && !gates.gates_below(Capture::Redacted));
+    }
+
+    #[test]
+    fn gated_fields_are_listed_with_their_paths() {
+        let mut registry = Registry { types: BTreeMap::new() };
+        registry
+            .add_schema(
+                "x.acme.session.blob",
+                r#"{"properties":{"b":{"items":{"properties":{"c":{"x-aep-capture":"full"},"d":{}}}},"a.a":{"x-aep-capture":"redacted"}}}"#,
+            )
+            .unwrap();
+        assert_eq!(
+            registry.gated(),
+            [
+                ("x.acme.session.blob", "a.a".to_owned(), Capture::Redacted),
+                ("x.acme.session.blob", "b/[]/c".to_owned(), Capture::Full),
+            ]
+        );
     }
 
     #[test]

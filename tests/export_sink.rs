@@ -516,6 +516,65 @@ async fn stopping_delivers_what_is_pending_while_the_sink_works() {
 }
 
 #[tokio::test]
+async fn speaking_tls_to_a_plain_server_is_a_tls_failure() {
+    let plain = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = Target::parse(&format!("https://{}/", plain.local_addr().unwrap())).unwrap();
+    let mut server = JoinSet::new();
+    server.spawn(async move {
+        while let Ok((mut stream, _)) = plain.accept().await {
+            drop(stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await);
+            drop(stream.read_to_end(&mut Vec::new()).await);
+        }
+    });
+    let (metrics, stop) = (Metrics::default(), CancellationToken::new());
+    let Ok(export) = Export::open(config(target), metrics.clone()) else {
+        return; // a machine without any trusted root certificate
+    };
+    let stopper = async {
+        eventually(|| metrics.retries(Reason::Tls) >= 2).await;
+        stop.cancel();
+    };
+    let (summary, ()) = tokio::join!(export.run(Batches::of(events("s", 2)), stop.clone()), stopper);
+    assert_eq!(summary.unwrap(), Summary { unhandled: 2, ..Summary::default() });
+}
+
+#[tokio::test]
+async fn under_any_mix_of_failures_nothing_is_lost_and_order_is_kept() {
+    for seed in 0..8 {
+        let random = Mutex::new(fastrand::Rng::with_seed(seed));
+        let receiver = Receiver::new(move |_, request| {
+            let mut random = random.lock().unwrap();
+            if request.id().ends_with('7') {
+                return Answer::Status(422);
+            }
+            match random.u8(0..12) {
+                0 => Answer::Status(500),
+                1 => Answer::Status(404),
+                2 => Answer::Status(429),
+                3 => Answer::Close,
+                4 => Answer::Raw("HTTP/1.1 200 O".to_owned()),
+                5 => Answer::Raw("HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n".to_owned()),
+                _ => Answer::Status(200),
+            }
+        })
+        .await;
+        let dir = tempfile::tempdir().unwrap();
+        let sessions = ["a", "b", "c", "d"].map(|session| events(session, 20)).concat();
+        let state = ExportConfig { state_dir: Some(dir.path().to_owned()), ..config(receiver.target()) };
+        let (summary, _) = export(state.clone(), sessions.clone()).await;
+        assert_eq!(summary, Summary { delivered: 72, dead_letters: 8, ..Summary::default() }, "seed {seed}");
+        for session in ["a", "b", "c", "d"] {
+            let mut ids: Vec<_> = receiver.ids().into_iter().filter(|id| id.starts_with(session)).collect();
+            ids.dedup();
+            let expected: Vec<_> = (0..20).map(|seq| format!("{session}-{seq}")).collect();
+            assert_eq!(ids, expected, "seed {seed}");
+        }
+        let (summary, _) = export(state, sessions).await;
+        assert_eq!(summary, Summary { duplicates: 80, ..Summary::default() }, "seed {seed}");
+    }
+}
+
+#[tokio::test]
 async fn a_duplicate_is_delivered_once_pending_or_not() {
     let receiver = Receiver::new(|_, _| Answer::Status(200)).await;
     let twice = [events("s", 3), events("s", 3)].concat();

@@ -19,6 +19,26 @@
 //! | what is counted? | [`metrics`] |
 //! | how does it run, and how does it stop? | [`pipeline`] |
 //!
+//! A file of JSON lines, exported as CloudEvents to standard output:
+//!
+//! ```no_run
+//! use std::num::NonZeroUsize;
+//!
+//! use aep_sidecar::export::feed::file::FileFeed;
+//! use aep_sidecar::export::{Export, ExportConfig, Metrics, Target};
+//! use tokio_util::sync::CancellationToken;
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let file = tokio::io::BufReader::new(tokio::fs::File::open("session.jsonl").await?);
+//! let feed = FileFeed::new(file, NonZeroUsize::new(16 << 20).ok_or("no bound")?)
+//!     .on_bad_line(|bad| tracing::warn!(%bad, "line skipped"));
+//! let export = Export::open(ExportConfig::new(Target::parse("stdout")?), Metrics::default())?;
+//! let summary = export.run(feed, CancellationToken::new()).await?;
+//! assert_eq!(summary.unhandled, 0);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! The room knows the protocol and nothing of the relay: what it exports may come from the embedded relay, a
 //! remote one or a file.
 

@@ -164,6 +164,9 @@ impl Lanes {
     /// When [`Lanes::next`] may have something, other than after an outcome; `None` when only an outcome or a
     /// new event helps.
     pub(crate) fn wakes_at(&self) -> Option<Instant> {
+        if self.in_flight >= self.bounds.concurrency {
+            return None;
+        }
         let lane = self.waiting.first().map(|(until, _)| *until);
         if self.breaker.is_flowing() {
             return lane;
@@ -304,6 +307,23 @@ mod tests {
             now = lanes.wakes_at().unwrap().max(now + Duration::from_nanos(1));
         }
         assert_eq!(probed, [1, 1, 2, 1]);
+    }
+
+    #[test]
+    fn with_all_in_flight_only_an_outcome_wakes() {
+        let (mut lanes, now) = (lanes(10, usize::MAX), Instant::now());
+        for lane in 1..=4 {
+            admit(&mut lanes, lane, 1);
+        }
+        let (one, two) = (lanes.next(now, WALL).unwrap(), lanes.next(now, WALL).unwrap());
+        let refused = DeliveryError::Transient { reason: Reason::Refused, retry_after: None };
+        lanes.failed(one.lane, one.permit, &refused, now);
+        let end = lanes.wakes_at().unwrap();
+        let probe = lanes.next(end, WALL).unwrap();
+        assert_eq!((probe.permit, lanes.wakes_at()), (Permit::Probe, None));
+        lanes.failed(probe.lane, probe.permit, &refused, end);
+        assert!(lanes.wakes_at().is_some());
+        lanes.handled(two.lane).unwrap();
     }
 
     #[test]

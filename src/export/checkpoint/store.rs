@@ -446,22 +446,21 @@ mod tests {
         #[test]
         fn whatever_the_damage_it_opens_and_goes_on(
             name in prop::sample::select(vec![SNAPSHOT, PREVIOUS, JOURNAL]),
-            cut in prop::option::of(0.0..1.0_f64),
-            flips in prop::collection::vec((0.0..1.0_f64, 0_u8..8), 0..4),
+            cut in prop::option::of(any::<prop::sample::Index>()),
+            flips in prop::collection::vec((any::<prop::sample::Index>(), 0_u8..8), 0..4),
         ) {
             let temp = tempfile::tempdir().unwrap();
             filled(temp.path());
             let path = temp.path().join(name);
             let whole = fs::read(&path).unwrap();
             let mut bytes = whole.clone();
-            let at = |length: usize, part: f64| ((length as f64) * part) as usize;
-            if let Some(part) = cut {
-                bytes.truncate(at(whole.len(), part));
+            if let Some(cut) = cut {
+                bytes.truncate(cut.index(whole.len()));
             }
-            for (part, bit) in flips {
-                let at = at(bytes.len(), part);
-                if let Some(byte) = bytes.get_mut(at) {
-                    *byte ^= 1 << bit;
+            for (at, bit) in flips {
+                if !bytes.is_empty() {
+                    let at = at.index(bytes.len());
+                    bytes[at] ^= 1 << bit;
                 }
             }
             fs::write(&path, &bytes).unwrap();

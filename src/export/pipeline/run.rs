@@ -111,7 +111,7 @@ impl Run {
                 Some(arrival) = self.in_flight.next() => self.settle(arrival),
                 batch = self.outbox.finished() => self.posted(batch.letters, batch.result),
                 () = self.keeper.finished() => {}
-                batch = feed.next(), if pulls => self.pulled(batch),
+                batch = async { feed.next().await }, if pulls => self.pulled(batch),
                 () = until(wake) => {}
             }
         }

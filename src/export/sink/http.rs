@@ -100,9 +100,9 @@ impl Sink for HttpSink {
         let mut answer = self.post(body.clone()).await;
         if let Err(error) = &answer
             && failure(error) == Failure::Transient(Reason::ConnectionLost)
-            && self.answered.swap(false, Ordering::Relaxed)
+            && self.answered.load(Ordering::Relaxed)
         {
-            // A connection that was kept open had gone stale: one more attempt is free.
+            // Perhaps a connection that was kept open had gone stale: one more attempt is free.
             answer = self.post(body).await;
         }
         match answer {
@@ -190,6 +190,25 @@ enum Failure {
 }
 
 fn failure(error: &reqwest::Error) -> Failure {
+    let phase = match (error.is_timeout(), error.is_connect()) {
+        (true, true) => Phase::ConnectTimeout,
+        (true, false) => Phase::Timeout,
+        (false, true) => Phase::Connect,
+        (false, false) => Phase::Exchange,
+    };
+    failure_in(phase, error)
+}
+
+/// When an attempt failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    ConnectTimeout,
+    Connect,
+    Timeout,
+    Exchange,
+}
+
+fn failure_in(phase: Phase, error: &(dyn Error + 'static)) -> Failure {
     let (mut refused, mut unreachable, mut lost) = (false, false, false);
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(current) = cause {
@@ -218,21 +237,15 @@ fn failure(error: &reqwest::Error) -> Failure {
             lost |= http.is_incomplete_message() || http.is_canceled() || http.is_closed();
         }
     }
-    Failure::Transient(if error.is_timeout() && error.is_connect() {
-        Reason::ConnectTimeout
-    } else if error.is_timeout() {
-        Reason::Timeout
-    } else if refused {
-        Reason::Refused
-    } else if unreachable {
-        Reason::Unreachable
-    } else if error.is_connect() {
+    Failure::Transient(match phase {
+        Phase::ConnectTimeout => Reason::ConnectTimeout,
+        Phase::Timeout => Reason::Timeout,
+        Phase::Connect | Phase::Exchange if refused => Reason::Refused,
+        Phase::Connect | Phase::Exchange if unreachable => Reason::Unreachable,
         // Closed during the TLS handshake, or by a proxy.
-        Reason::Unreachable
-    } else if lost {
-        Reason::ConnectionLost
-    } else {
-        Reason::Protocol
+        Phase::Connect => Reason::Unreachable,
+        Phase::Exchange if lost => Reason::ConnectionLost,
+        Phase::Exchange => Reason::Protocol,
     })
 }
 
@@ -314,6 +327,33 @@ mod tests {
         assert_eq!(sink.url.as_str(), "http://h/p?q");
         assert_eq!(sink.credentials, Some(("us@er".to_owned(), Some("hunter2".to_owned()))));
         assert!(!format!("{sink:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn a_failure_is_told_by_what_caused_it() {
+        use rustls::{CertificateError, Error};
+        let io = |kind| io::Error::from(kind);
+        let tls = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        let untrusted = tls(Error::InvalidCertificate(CertificateError::UnknownIssuer));
+        for (phase, error, expected) in [
+            (Phase::Connect, io(io::ErrorKind::ConnectionRefused), Failure::Transient(Reason::Refused)),
+            (Phase::Connect, io(io::ErrorKind::NetworkUnreachable), Failure::Transient(Reason::Unreachable)),
+            (Phase::Connect, io(io::ErrorKind::UnexpectedEof), Failure::Transient(Reason::Unreachable)),
+            (Phase::ConnectTimeout, io(io::ErrorKind::TimedOut), Failure::Transient(Reason::ConnectTimeout)),
+            (Phase::Timeout, io(io::ErrorKind::TimedOut), Failure::Transient(Reason::Timeout)),
+            (Phase::Exchange, io(io::ErrorKind::ConnectionReset), Failure::Transient(Reason::ConnectionLost)),
+            (Phase::Exchange, io(io::ErrorKind::Other), Failure::Transient(Reason::Protocol)),
+            (
+                Phase::Connect,
+                io::Error::other(UnknownHost(io(io::ErrorKind::Other))),
+                Failure::Transient(Reason::Dns),
+            ),
+            // As the TLS layer wraps it: one I/O error within another.
+            (Phase::Connect, io::Error::other(untrusted), Failure::Misconfigured(Reason::Certificate)),
+            (Phase::Connect, tls(Error::DecryptError), Failure::Transient(Reason::Tls)),
+        ] {
+            assert_eq!(failure_in(phase, &error), expected, "{phase:?} {error:?}");
+        }
     }
 
     #[test]

@@ -1,6 +1,10 @@
 //! The public conformance fixtures as judge of the protocol room. Skipped, and said so, where they are absent.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking, in their helpers too")]
-#![allow(clippy::indexing_slicing, reason = "a fixture of another shape fails the test")]
+#![allow(
+    clippy::indexing_slicing,
+    clippy::string_slice,
+    reason = "a fixture of another shape fails the test"
+)]
 
 #[path = "harness/harness.rs"]
 mod harness;

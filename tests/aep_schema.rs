@@ -211,15 +211,12 @@ fn reader_and_schema_differ_as_documented() {
         (event("", "2026-07-03T10:00:00Z", "aep://hôte/é"), Some(false), true),
         (plain(r#","acme":"x","acme":"x""#), Some(true), false),
         (plain(r#","epoch":9223372036854775808"#), Some(true), false),
-        (plain(r#","acme":-9223372036854775809"#), None, false),
+        (plain(r#","acme":-9223372036854775809"#), Some(true), false),
         (plain(&deep), Some(true), false),
         (plain(r#","data":{"a":1e400}"#), None, true),
         (plain(r#","data":{"a":"\ud800"}"#), None, true),
     ] {
-        let judged = verdict(&schema, &text);
-        if by_schema.is_some() {
-            assert_eq!(judged, by_schema, "{text}");
-        }
+        assert_eq!(verdict(&schema, &text), by_schema, "{text}");
         assert_eq!(Event::parse_str(&text).is_ok(), here, "{text}");
     }
 }

@@ -120,7 +120,7 @@ async fn a_post_means_the_same_and_takes_any_length() {
 #[tokio::test]
 async fn a_request_line_of_nearly_64_kib_is_taken() {
     let server = Server::open().await;
-    let from: Vec<Value> = (0..450)
+    let from: Vec<Value> = (0..520)
         .map(|n| json!({"session": format!("{n}{}", "x".repeat(60)), "epoch": 0, "seq": 0}))
         .collect();
     let query = format!("/stream?live=0&from={}", encoded(&json!(from).to_string()));

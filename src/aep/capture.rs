@@ -79,12 +79,10 @@ pub fn down_level(event: &Event, ceiling: Capture, registry: &Registry) -> Event
         }
         _ => None,
     };
-    let rewritten = rewrite(event, level, data.as_deref());
-    // What was legal stays so: one attribute's value changed to another legal one, `data` shrank.
-    Event::parse_str(&rewritten).unwrap_or_else(|_| {
-        debug_assert!(false, "a lowered event is a legal event");
-        event.clone()
-    })
+    // What was legal stays so: one attribute's value changed to another legal one, `data` shrank or was made anew.
+    let lowered = Event::read(&rewrite(event, level, data.as_deref()));
+    debug_assert!(lowered.is_ok(), "a lowered event is a legal event");
+    lowered.or_else(|_| Event::read(&rewrite(event, level, None))).unwrap_or_else(|_| event.clone())
 }
 
 /// The event's text with another `capture` and other `data`; every other byte as it was.

@@ -50,8 +50,8 @@ pub enum EventError {
     /// Arrays and objects nest too deep.
     #[error("nests deeper than {MAX_NESTING} levels")]
     TooDeep,
-    /// Longer than 2 GiB.
-    #[error("longer than 2 GiB")]
+    /// Longer than 256 MiB.
+    #[error("longer than 256 MiB")]
     TooLong,
     /// A member stands twice: two readers would see two different events.
     #[error("{0} stands twice")]
@@ -105,7 +105,18 @@ impl Event {
     /// # Errors
     /// As [`Event::parse`].
     pub fn parse_str(text: &str) -> Result<Self, EventError> {
+        /// Far above any body that is taken, and far below what the envelope's spans can address, so that an
+        /// event that was taken can be rewritten.
+        const LONGEST: usize = 256 << 20;
         let text = text.trim_matches([' ', '\t', '\r', '\n']);
+        if text.len() > LONGEST {
+            return Err(EventError::TooLong);
+        }
+        Self::read(text)
+    }
+
+    /// Reads trimmed text, of whatever length spans can address.
+    pub(super) fn read(text: &str) -> Result<Self, EventError> {
         let (envelope, decoded) = Envelope::read(text)?;
         let mut owned = String::with_capacity(text.len() + decoded.len());
         // A line break inside a string is illegal JSON, so each of these stands between tokens.

@@ -4,6 +4,8 @@ use std::fmt;
 
 use subtle::ConstantTimeEq as _;
 
+use crate::aep::Filter;
+
 /// A secret that can be compared and never printed.
 #[derive(Clone)]
 pub struct Token(String);
@@ -45,6 +47,71 @@ impl Token {
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Token(…)")
+    }
+}
+
+/// What a token lets its bearer do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Permission {
+    /// Send events.
+    Emit,
+    /// See events, and who is connected.
+    Read,
+    /// Send commands to agents.
+    Control,
+}
+
+impl Permission {
+    /// The permission's name in a tokens file and in refusals.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Emit => "emit",
+            Self::Read => "read",
+            Self::Control => "control",
+        }
+    }
+}
+
+/// Who makes a request, as far as its token tells.
+#[derive(Debug, Clone)]
+pub struct Principal {
+    authenticated: bool,
+}
+
+impl Principal {
+    /// Anyone, where no token is configured: may emit and read. Control needs authentication, on loopback too.
+    ///
+    /// Spec: AEP-0004 §4.1.
+    #[must_use]
+    pub fn anyone() -> Self {
+        Self { authenticated: false }
+    }
+
+    /// The bearer of the one token that may do everything.
+    #[must_use]
+    pub fn operator() -> Self {
+        Self { authenticated: true }
+    }
+
+    /// Whether the principal may do that.
+    #[must_use]
+    pub fn may(&self, permission: Permission) -> bool {
+        match permission {
+            Permission::Emit | Permission::Read => true,
+            Permission::Control => self.authenticated,
+        }
+    }
+
+    /// What the principal may see at most; `None` for everything.
+    #[must_use]
+    pub fn bound(&self) -> Option<&Filter> {
+        None
+    }
+
+    /// Returns once the principal's token no longer counts.
+    pub async fn revoked(&self) {
+        std::future::pending().await
     }
 }
 

@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 pub use connection::serve;
 use refusal::{Refusal, Refused};
 
-use super::auth::{self, Token};
+use super::auth::{self, Permission, Principal, Token};
 use super::hub::Hub;
 use super::limits::Limits;
 
@@ -76,17 +76,28 @@ impl Relay {
     /// an event stream.
     ///
     /// Spec: AEP-0003 §8.1.
-    fn authorize(&self, headers: &HeaderMap, uri: &Uri) -> Result<(), Refusal> {
-        let Some(token) = &self.0.token else { return Ok(()) };
+    fn authenticate(&self, headers: &HeaderMap, uri: &Uri) -> Result<Principal, Refusal> {
+        let Some(token) = &self.0.token else { return Ok(Principal::anyone()) };
         let from_header =
             headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()).and_then(auth::bearer);
-        let authorized = match from_header {
+        let authentic = match from_header {
             Some(candidate) => token.matches(candidate),
             None => parameters::pairs(uri.query().unwrap_or_default()).any(|(name, value)| {
                 name == "access_token" && value.is_some_and(|value| token.matches(&value))
             }),
         };
-        if authorized { Ok(()) } else { Err(Refusal::Unauthorized) }
+        if authentic { Ok(Principal::operator()) } else { Err(Refusal::Unauthorized) }
+    }
+
+    /// As [`Relay::authenticate`], for a principal that may do that.
+    fn authorize(
+        &self,
+        headers: &HeaderMap,
+        uri: &Uri,
+        permission: Permission,
+    ) -> Result<Principal, Refusal> {
+        let principal = self.authenticate(headers, uri)?;
+        if principal.may(permission) { Ok(principal) } else { Err(Refusal::Forbidden { permission }) }
     }
 
     /// Reads the rest of a refused body for a while: a peer that is cut off while it sends may never see why.

@@ -1,5 +1,9 @@
 //! The real binary, and the example receiver, as processes.
-#![allow(unreachable_pub, dead_code, reason = "every test crate has its own copy and uses its own part of it")]
+#![allow(
+    unreachable_pub,
+    dead_code,
+    reason = "every test crate has its own copy and uses its own part of it"
+)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a helper of tests fails by panicking")]
 
 use std::io::{BufRead as _, BufReader, Read};
@@ -30,7 +34,9 @@ impl Process {
 
     /// The next line on stdout.
     pub fn line(&self) -> String {
-        self.stdout.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("no line on stdout; stderr: {:?}", self.log()))
+        self.stdout
+            .recv_timeout(PATIENCE)
+            .unwrap_or_else(|_| panic!("no line on stdout; stderr: {:?}", self.log()))
     }
 
     /// What is on stdout by now, or until its end once the process has ended.

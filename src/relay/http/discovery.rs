@@ -71,7 +71,7 @@ pub(super) async fn discovery(
     headers: HeaderMap,
     uri: Uri,
 ) -> Result<Response, Refusal> {
-    relay.authorize(&headers, &uri)?;
+    relay.authenticate(&headers, &uri)?;
     let document = Discovery {
         aep: [crate::aep::VERSION],
         role: "collector",
@@ -89,7 +89,7 @@ pub(super) async fn discovery(
 
 /// `GET /healthz`: open to everyone.
 pub(super) async fn health(State(relay): State<Relay>, headers: HeaderMap, uri: Uri) -> Response {
-    let counts = relay.authorize(&headers, &uri).is_ok().then(|| Counts {
+    let counts = relay.authenticate(&headers, &uri).is_ok().then(|| Counts {
         sessions: relay.hub().held().sessions,
         subscribers: relay.hub().metrics().subscribers.get(),
         uptime_s: relay.uptime().as_secs(),

@@ -16,6 +16,7 @@ use serde::Serialize;
 use super::refusal::{Refusal, json};
 use super::{Relay, media_type};
 use crate::aep::{Event, Scope, event};
+use crate::relay::auth::Permission;
 use crate::relay::limits::{BODY_TIMEOUT, Limits};
 
 /// The header that names the protocol version.
@@ -83,7 +84,7 @@ impl Drop for Share<'_> {
 /// Spec: AEP-0003 §3.2.
 pub(super) async fn ingest(State(relay): State<Relay>, request: Request<Body>) -> Result<Response, Refusal> {
     let (parts, body) = request.into_parts();
-    relay.authorize(&parts.headers, &parts.uri)?;
+    relay.authorize(&parts.headers, &parts.uri, Permission::Emit)?;
     let (format, encoding) = read_headers(&parts.headers)?;
     if relay.hub().is_closing() {
         return Err(Refusal::Unavailable { reason: "shutting down", retry_after: BUSY });

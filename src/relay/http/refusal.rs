@@ -8,12 +8,18 @@ use http::{HeaderName, HeaderValue, StatusCode, header};
 use serde::Serialize;
 
 use crate::aep::{EventError, FilterError};
+use crate::relay::auth::Permission;
 
 /// Why a request was refused.
 #[derive(Debug)]
 pub enum Refusal {
     /// No token, or the wrong one.
     Unauthorized,
+    /// A token that doesn't let its bearer do this.
+    Forbidden {
+        /// What it would have to permit.
+        permission: Permission,
+    },
     /// A command over HTTP: control flows on the WebSocket only.
     CommandOverHttp {
         /// Its index in the batch, from 0.
@@ -110,6 +116,7 @@ impl Refusal {
     pub fn code(&self) -> &'static str {
         match self {
             Self::Unauthorized | Self::CommandOverHttp { .. } => "unauthorized",
+            Self::Forbidden { .. } => "forbidden",
             Self::VersionUnsupported => "version-unsupported",
             Self::MediaType { .. } => "unsupported-media-type",
             Self::Encoding => "unsupported-encoding",
@@ -139,7 +146,7 @@ impl Refusal {
     pub fn status(&self) -> StatusCode {
         match self {
             Self::Unauthorized => StatusCode::UNAUTHORIZED,
-            Self::CommandOverHttp { .. } => StatusCode::FORBIDDEN,
+            Self::Forbidden { .. } | Self::CommandOverHttp { .. } => StatusCode::FORBIDDEN,
             Self::VersionUnsupported => StatusCode::UPGRADE_REQUIRED,
             Self::MediaType { .. } | Self::Encoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Compression

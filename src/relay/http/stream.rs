@@ -16,12 +16,13 @@ use http_body_util::BodyExt as _;
 use super::refusal::Refusal;
 use super::{Relay, ingest, media_type, parameters};
 use crate::aep::sse;
+use crate::relay::auth::Permission;
 use crate::relay::limits::{PING_INTERVAL, WRITE_SIZE};
 use crate::relay::subscriber::{Step, Subscriber, Subscription};
 
 /// `GET /stream`.
 pub(super) async fn get(State(relay): State<Relay>, request: Request<Body>) -> Result<Response, Refusal> {
-    relay.authorize(request.headers(), request.uri())?;
+    relay.authorize(request.headers(), request.uri(), Permission::Read)?;
     let query = request.uri().query().unwrap_or_default();
     let subscription = parameters::from_query(query, request.headers(), relay.limits().max_from)?;
     Ok(open(&relay, subscription))
@@ -30,7 +31,7 @@ pub(super) async fn get(State(relay): State<Relay>, request: Request<Body>) -> R
 /// `POST /stream`: the same parameters as a JSON body, for resume sets that outgrow a request line.
 pub(super) async fn post(State(relay): State<Relay>, request: Request<Body>) -> Result<Response, Refusal> {
     let (parts, body) = request.into_parts();
-    relay.authorize(&parts.headers, &parts.uri)?;
+    relay.authorize(&parts.headers, &parts.uri, Permission::Read)?;
     if media_type(&parts.headers).as_deref() != Some("application/json") {
         return Err(Refusal::MediaType { expected: "application/json" });
     }

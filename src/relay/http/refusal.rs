@@ -168,6 +168,9 @@ impl Refusal {
             |text: String| Answer { error: Some(self.code()), detail: Some(text), ..Answer::default() };
         match self {
             Self::Unauthorized => detail("a bearer token is required: Authorization: Bearer …".into()),
+            Self::Forbidden { permission } => {
+                detail(format!("this token does not permit {}", permission.as_str()))
+            }
             Self::CommandOverHttp { line } => {
                 Answer { line: Some(*line), ..detail("commands flow on the WebSocket only".into()) }
             }

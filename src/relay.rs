@@ -9,12 +9,14 @@
 //! | where do live readers read from? | [`log`] |
 //! | what is held of a session, in which order, and what was forgotten? | [`buffer`], [`history`] |
 //! | how does a reader get from replay to live? | [`subscriber`] |
+//! | where does a command go? | [`control`] |
 //! | who may? | [`auth`] |
 //! | how much? | [`limits`] |
 //! | what does each refusal look like? | [`http::refusal`] |
 
 pub mod auth;
 pub mod buffer;
+pub mod control;
 pub mod history;
 pub mod http;
 pub mod hub;

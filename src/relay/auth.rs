@@ -4,6 +4,7 @@ use std::fmt;
 
 use subtle::ConstantTimeEq as _;
 
+use super::subscriber::Subscription;
 use crate::aep::Filter;
 
 /// A secret that can be compared and never printed.
@@ -107,6 +108,12 @@ impl Principal {
     #[must_use]
     pub fn bound(&self) -> Option<&Filter> {
         None
+    }
+
+    /// The subscription as far as the principal may see it.
+    #[must_use]
+    pub fn within(&self, subscription: Subscription) -> Subscription {
+        subscription
     }
 
     /// Returns once the principal's token no longer counts.

@@ -19,6 +19,8 @@ pub struct Limits {
     pub max_batch: usize,
     /// Resume positions in one subscription.
     pub max_from: usize,
+    /// Subscriptions of one WebSocket connection.
+    pub max_subscriptions: usize,
     /// Bytes of request bodies in memory at one time, over all requests.
     pub ingest_bytes: usize,
     /// Connections open at one time; past it, new ones wait to be accepted.
@@ -36,6 +38,7 @@ impl Default for Limits {
             max_body: 16 * MIB,
             max_batch: 10_000,
             max_from: 500,
+            max_subscriptions: 100,
             ingest_bytes: 128 * MIB,
             max_connections: 16_384,
         }
@@ -62,3 +65,13 @@ pub const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Bytes gathered into one write to a reader, where that many are at hand.
 pub const WRITE_SIZE: usize = 64 * 1024;
+/// A WebSocket peer is pinged this often.
+///
+/// Spec: AEP-0003 §3.5 #5.
+pub const SOCKET_PING_INTERVAL: Duration = Duration::from_secs(25);
+/// A WebSocket peer that is silent for this long is gone.
+///
+/// Spec: AEP-0003 §3.5 #5.
+pub const SILENCE: Duration = Duration::from_secs(90);
+/// After a close, the peer's own is waited for this long.
+pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -81,6 +81,7 @@ pub const VARIABLES: &[Variable] = &[
     variable("AEP_MAX_BODY", "size", "16MiB", "Largest request body, decompressed."),
     variable("AEP_MAX_BATCH", "count", "10000", "Most events in one request."),
     variable("AEP_MAX_FROM", "count", "AEP_MAX_SESSIONS", "Most resume positions in one subscription."),
+    variable("AEP_MAX_SUBSCRIPTIONS", "count", "100", "Most subscriptions of one WebSocket connection."),
     variable(
         "AEP_INGEST_BYTES",
         "size",
@@ -235,6 +236,7 @@ struct Raw {
     aep_max_body: Field<Size>,
     aep_max_batch: Field<NonZeroUsize>,
     aep_max_from: Field<NonZeroUsize>,
+    aep_max_subscriptions: Field<NonZeroUsize>,
     aep_ingest_bytes: Field<Size>,
     aep_max_connections: Field<NonZeroUsize>,
     aep_schemas: Field<PathBuf>,
@@ -292,6 +294,11 @@ impl Settings {
             max_body: read.size("AEP_MAX_BODY", raw.aep_max_body, bounds.max_body),
             max_batch: read.count("AEP_MAX_BATCH", raw.aep_max_batch, bounds.max_batch),
             max_from: read.count("AEP_MAX_FROM", raw.aep_max_from, max_sessions),
+            max_subscriptions: read.count(
+                "AEP_MAX_SUBSCRIPTIONS",
+                raw.aep_max_subscriptions,
+                bounds.max_subscriptions,
+            ),
             ingest_bytes: read.size("AEP_INGEST_BYTES", raw.aep_ingest_bytes, bounds.ingest_bytes),
             max_connections: read.count(
                 "AEP_MAX_CONNECTIONS",

@@ -72,7 +72,8 @@ async fn connection(stream: TcpStream, router: Router, shutdown: CancellationTok
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .half_close(true)
-        .serve_connection(io, TowerToHyperService::new(router));
+        .serve_connection(io, TowerToHyperService::new(router))
+        .with_upgrades();
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

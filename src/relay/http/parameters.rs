@@ -64,6 +64,14 @@ pub(super) fn from_body(text: &str, headers: &HeaderMap, max_from: usize) -> Res
     read.finish(headers)
 }
 
+/// Reads the parameters of a `subscribe` frame, which is always live.
+///
+/// Spec: AEP-0003 §6.5.
+pub(super) fn from_frame(text: &str, max_from: usize) -> Result<Subscription, Refusal> {
+    let subscription = from_body(text, &HeaderMap::new(), max_from)?;
+    Ok(Subscription { then: Then::Live, ..subscription })
+}
+
 /// The names and values of a query, decoded. A value that isn't UTF-8 is `None`.
 pub(super) fn pairs(query: &str) -> impl Iterator<Item = (Cow<'_, str>, Option<Cow<'_, str>>)> {
     query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {

@@ -141,6 +141,10 @@ impl App {
         match ended {
             Ok(ended) => {
                 let summary = ended?;
+                if summary.unhandled > 0 {
+                    let undelivered = summary.unhandled;
+                    tracing::error!(undelivered, "stopped before the sink took everything: events are lost");
+                }
                 tracing::info!(delivered = summary.delivered, "stopped");
                 Ok(())
             }

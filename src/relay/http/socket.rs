@@ -28,7 +28,7 @@ use super::discovery::capabilities;
 use super::refusal::Refusal;
 use crate::aep::frame::{Frame, Hello, Identity, Incoming, LONGEST_HELLO, Outgoing, Plain, Role};
 use crate::relay::auth::Principal;
-use crate::relay::limits::{CLOSE_TIMEOUT, HEAD_TIMEOUT};
+use crate::relay::limits::Times;
 use crate::relay::subscriber::Subscriber;
 
 /// Answers that wait for the peer to take them; when it is full, the peer is not listened to.
@@ -113,6 +113,7 @@ pub(super) async fn upgrade(State(relay): State<Relay>, mut parts: Parts) -> Res
 }
 
 async fn serve(relay: Relay, principal: Principal, mut socket: WebSocket) {
+    let times = relay.limits().times;
     let opened = tokio::select! {
         opened = open(&relay, &mut socket) => opened,
         () = relay.hub().closing() => Err(Ending::Closing),
@@ -122,8 +123,8 @@ async fn serve(relay: Relay, principal: Principal, mut socket: WebSocket) {
         Ok(hello) => hello,
         Err(ending) => {
             let (mut sink, mut stream) = socket.split();
-            say_goodbye(&mut sink, ending).await;
-            return await_close(&mut stream).await;
+            say_goodbye(&mut sink, ending, &times).await;
+            return await_close(&mut stream, &times).await;
         }
     };
     let (connection, commands) = relay.hub().connections().open(hello);
@@ -143,16 +144,16 @@ async fn serve(relay: Relay, principal: Principal, mut socket: WebSocket) {
     }
     let said = async {
         writer.finish(&mut sink, ending).await;
-        say_goodbye(&mut sink, ending).await;
+        say_goodbye(&mut sink, ending, &times).await;
     };
-    if timeout(CLOSE_TIMEOUT, said).await.is_ok() {
-        await_close(&mut stream).await;
+    if timeout(times.close, said).await.is_ok() {
+        await_close(&mut stream, &times).await;
     }
 }
 
 /// The exchange of `hello`.
 async fn open(relay: &Relay, socket: &mut WebSocket) -> Result<Hello, Ending> {
-    let first = match timeout(HEAD_TIMEOUT, socket.recv()).await {
+    let first = match timeout(relay.limits().times.head, socket.recv()).await {
         Err(_) => None,
         Ok(None | Some(Err(_) | Ok(Message::Close(_)))) => return Err(Ending::Gone),
         Ok(Some(Ok(Message::Text(text)))) if text.len() <= LONGEST_HELLO => match Incoming::read(&text) {
@@ -189,17 +190,20 @@ async fn send(socket: &mut WebSocket, text: String) -> Result<(), Ending> {
     socket.send(Message::Text(text.into())).await.map_err(|_| Ending::Gone)
 }
 
-async fn say_goodbye(sink: &mut SplitSink<WebSocket, Message>, ending: Ending) {
+async fn say_goodbye(sink: &mut SplitSink<WebSocket, Message>, ending: Ending, times: &Times) {
     let frame = CloseFrame { code: ending.code(), reason: ending.reason().unwrap_or_default().into() };
     // A peer that is gone needs no goodbye.
-    let _gone = timeout(CLOSE_TIMEOUT, sink.send(Message::Close(Some(frame)))).await;
+    let _gone = timeout(times.close, sink.send(Message::Close(Some(frame)))).await;
 }
 
 /// Reads on until the peer has closed too, so that it gets to see ours.
-async fn await_close(stream: &mut (impl futures_util::Stream<Item = Result<Message, axum::Error>> + Unpin)) {
+async fn await_close(
+    stream: &mut (impl futures_util::Stream<Item = Result<Message, axum::Error>> + Unpin),
+    times: &Times,
+) {
     let closed = async { while let Some(Ok(_)) = stream.next().await {} };
     // A peer that doesn't close in time is cut off.
-    let _cut = timeout(CLOSE_TIMEOUT, closed).await;
+    let _cut = timeout(times.close, closed).await;
 }
 
 /// Milliseconds of a duration.

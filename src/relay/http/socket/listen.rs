@@ -16,7 +16,6 @@ use crate::relay::auth::{Permission, Principal};
 use crate::relay::control::{Connection, Unrouted};
 use crate::relay::http::refusal::Refusal;
 use crate::relay::http::{Relay, parameters};
-use crate::relay::limits::SILENCE;
 
 /// Events that arrived together are taken in together, up to this many.
 const BATCH: usize = 256;
@@ -47,7 +46,7 @@ impl<'c> Listener<'c> {
     pub(super) async fn run(&mut self, stream: &mut SplitStream<WebSocket>) -> Ending {
         loop {
             let message = match self.events.is_empty() {
-                true => match timeout(SILENCE, stream.next()).await {
+                true => match timeout(self.relay.limits().times.silence, stream.next()).await {
                     Ok(message) => message,
                     Err(_) => return Ending::Silent,
                 },

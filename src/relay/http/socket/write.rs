@@ -15,7 +15,7 @@ use crate::aep::frame::{Delivered, Plain};
 use crate::aep::{Event, Position};
 use crate::relay::auth::Principal;
 use crate::relay::http::Relay;
-use crate::relay::limits::{SOCKET_PING_INTERVAL, WRITE_SIZE};
+use crate::relay::limits::WRITE_SIZE;
 use crate::relay::subscriber::{Step, Subscriber};
 
 type Sink = SplitSink<WebSocket, Message>;
@@ -60,7 +60,8 @@ impl<'c> Writer<'c> {
     }
 
     async fn write(&mut self, sink: &mut Sink) -> Result<std::convert::Infallible, Ending> {
-        let mut ping = interval_at(Instant::now() + SOCKET_PING_INTERVAL, SOCKET_PING_INTERVAL);
+        let period = self.relay.limits().times.socket_ping;
+        let mut ping = interval_at(Instant::now() + period, period);
         ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             // What was asked and what was commanded goes before what flows.

@@ -29,4 +29,4 @@ pub use auth::Token;
 pub use hub::Hub;
 pub use limits::Limits;
 pub use metrics::Metrics;
-pub use subscriber::{From, Step, Subscriber, Subscription, Then};
+pub use subscriber::{From, OnLoss, Step, Subscriber, Subscription, Then};

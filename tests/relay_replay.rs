@@ -125,7 +125,12 @@ fn a_bounded_replay_serves_sessions_that_the_filter_names() {
     let filter = Filter::parse(r#"{"session":["s","t"]}"#).unwrap();
     let ask = |from, then| {
         let mut seen = Seen::default();
-        seen.drain(&mut hub.subscribe(Subscription { filter: filter.clone(), from, then, ceiling: None }));
+        seen.drain(&mut hub.subscribe(Subscription {
+            filter: filter.clone(),
+            from,
+            then,
+            ..Subscription::default()
+        }));
         seen.ids
     };
     assert_eq!(ask(From::Now, Then::End), ["s1", "t1", "t2"]);

@@ -530,24 +530,3 @@ async fn a_hundred_thousand_claims_cost_their_claimant_only() {
     sender.send(&cancel).await;
     assert_eq!(target.text().await, cancel);
 }
-
-#[tokio::test(start_paused = true)]
-async fn a_peer_that_never_says_hello_or_falls_silent_is_closed() {
-    // Time stands still but for what the tasks wait for, so this takes none.
-    let server = Server::open().await;
-    let mut mute = Peer::connect(&server, None).await;
-    assert_eq!(mute.text().await, r#"{"type":"error","code":"hello-required"}"#);
-    assert_eq!(mute.closed().await, 1002);
-    let mut silent = Peer::open(&server, None, "consumer").await;
-    let mut pings = 0;
-    loop {
-        let frame = silent.frame().await;
-        match frame["type"].as_str().unwrap() {
-            "ping" => pings += 1,
-            "closing" => break assert_eq!(frame["reason"], "silent"),
-            other => panic!("{other}"),
-        }
-    }
-    assert_eq!(pings, 3, "at 25, 50 and 75 s");
-    assert_eq!(silent.closed().await, 1008);
-}

@@ -19,6 +19,7 @@ pub use value::{LogFormat, Setting};
 
 use crate::aep::{Capture, Filter};
 use crate::export::Target;
+use crate::relay::limits::Times;
 use crate::relay::{Limits, Token};
 
 /// One environment variable.
@@ -265,6 +266,13 @@ impl Settings {
         Self::read(std::env::vars_os())
     }
 
+    /// Logs the names that look like settings and are none.
+    pub fn warn_of_unknown(&self) {
+        for (name, near) in &self.unknown {
+            tracing::warn!(variable = name, nearest = near, "no such setting: it has no effect");
+        }
+    }
+
     /// Reads variables.
     ///
     /// # Errors
@@ -305,6 +313,7 @@ impl Settings {
                 raw.aep_max_connections,
                 bounds.max_connections,
             ),
+            times: Times::default(),
         };
         let export = ExportSettings {
             filter: read.or("AEP_FILTER", raw.aep_filter, Filter::default()),

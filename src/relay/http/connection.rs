@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::Relay;
-use crate::relay::limits::{HEAD_TIMEOUT, WRITE_TIMEOUT};
+use crate::relay::limits::Times;
 
 /// How long accepting pauses when the process is out of file handles.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -43,7 +43,7 @@ pub async fn serve(relay: Relay, listener: TcpListener, tracker: TaskTracker, sh
                 continue;
             }
         };
-        let connection = connection(stream, router.clone(), shutdown.clone());
+        let connection = connection(stream, router.clone(), relay.limits().times, shutdown.clone());
         let metrics = relay.hub().metrics().clone();
         tracker.spawn(async move {
             metrics.connections.inc();
@@ -63,14 +63,14 @@ async fn accept(
     Ok((stream, place))
 }
 
-async fn connection(stream: TcpStream, router: Router, shutdown: CancellationToken) {
-    if let Err(error) = prepare(&stream) {
+async fn connection(stream: TcpStream, router: Router, times: Times, shutdown: CancellationToken) {
+    if let Err(error) = prepare(&stream, times.write) {
         tracing::debug!(%error, "a connection's options can't be set");
     }
-    let io = TokioIo::new(WriteDeadline::new(stream, WRITE_TIMEOUT));
+    let io = TokioIo::new(WriteDeadline::new(stream, times.write));
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
+        .header_read_timeout(times.head)
         .half_close(true)
         .serve_connection(io, TowerToHyperService::new(router))
         .with_upgrades();
@@ -89,12 +89,12 @@ async fn connection(stream: TcpStream, router: Router, shutdown: CancellationTok
 }
 
 /// Small writes go out at once, and a peer that vanished is noticed.
-fn prepare(stream: &TcpStream) -> io::Result<()> {
+fn prepare(stream: &TcpStream, patience: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = socket2::SockRef::from(stream);
-    socket.set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(WRITE_TIMEOUT))?;
+    socket.set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(patience))?;
     #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(WRITE_TIMEOUT))?;
+    socket.set_tcp_user_timeout(Some(patience))?;
     Ok(())
 }
 

@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use super::refusal::Refusal;
 use crate::aep::json::{self, Kind};
 use crate::aep::{Capture, Filter, Position, ResumeToken};
-use crate::relay::subscriber::{From, Subscription, Then};
+use crate::relay::subscriber::{From, OnLoss, Subscription, Then};
 
 /// Reads the parameters of `GET /stream`.
 ///
@@ -183,6 +183,7 @@ impl Reader {
             ceiling: self.capture,
             from,
             then: self.live.unwrap_or_default(),
+            on_loss: OnLoss::End,
         })
     }
 }

@@ -17,7 +17,7 @@ use super::refusal::Refusal;
 use super::{Relay, ingest, media_type, parameters};
 use crate::aep::sse;
 use crate::relay::auth::Permission;
-use crate::relay::limits::{PING_INTERVAL, WRITE_SIZE};
+use crate::relay::limits::WRITE_SIZE;
 use crate::relay::subscriber::{Step, Subscriber, Subscription};
 
 /// `GET /stream`.
@@ -41,8 +41,9 @@ pub(super) async fn post(State(relay): State<Relay>, request: Request<Body>) -> 
 }
 
 fn open(relay: &Relay, subscription: Subscription) -> Response {
-    let reader =
-        Reader { relay: relay.clone(), subscriber: relay.hub().subscribe(subscription), state: Stage::New };
+    let subscriber = relay.hub().subscribe(subscription);
+    relay.hub().metrics().subscribers.inc();
+    let reader = Reader { relay: relay.clone(), subscriber, state: Stage::New };
     let pieces = stream::unfold(reader, |mut reader| async {
         let piece = reader.next().await?;
         Some((Ok::<_, Infallible>(piece), reader))
@@ -92,7 +93,7 @@ impl Reader {
         let step = tokio::select! {
             biased;
             step = self.subscriber.next() => step,
-            () = tokio::time::sleep(PING_INTERVAL) => return Some(Bytes::from_static(sse::PING)),
+            () = tokio::time::sleep(self.relay.limits().times.stream_ping) => return Some(Bytes::from_static(sse::PING)),
             () = self.relay.hub().closing() => {
                 self.state = Stage::Ended;
                 return Some(Bytes::from_static(sse::SHUTTING_DOWN));

@@ -117,6 +117,20 @@ async fn hello_comes_first_and_selects_one_version() {
 }
 
 #[tokio::test]
+async fn what_a_peer_sends_takes_effect_in_order() {
+    let server = Server::open().await;
+    let mut peer = Peer::open(&server, None, "both").await;
+    let subscribe = json!({"type": "subscribe", "id": "1", "filter": {}}).to_string();
+    // In one write, so that the relay has all of it at hand.
+    for text in [event("s", 1), subscribe, event("s", 2)] {
+        peer.0.feed(Message::text(text)).await.unwrap();
+    }
+    peer.0.flush().await.unwrap();
+    assert_eq!(peer.frame().await, json!({"type": "subscribed", "id": "1"}));
+    assert_eq!(peer.text().await, event("s", 2), "a subscription to what comes is not given what was");
+}
+
+#[tokio::test]
 async fn anything_else_first_is_refused_and_closed() {
     let server = Server::open().await;
     for first in

@@ -154,6 +154,8 @@ impl<'c> Listener<'c> {
     }
 
     async fn frame(&mut self, frame: Frame) -> Result<(), Ending> {
+        // In order with what was sent before it: a subscription begins after it, a pong says that it is in.
+        self.take_in();
         match frame {
             Frame::Subscribe { id, text } => self.subscribe(id, &text).await,
             Frame::Unsubscribe { id } => self.unsubscribe(id).await,

@@ -330,7 +330,7 @@ fn asked(reader: &Reader, arrivals: &[Arrival]) -> Vec<usize> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn nothing_is_missed_and_nothing_comes_twice(moves in moves(), tiny_log: bool) {

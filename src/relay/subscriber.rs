@@ -114,8 +114,8 @@ pub struct Subscriber {
     on_loss: OnLoss,
     /// Arrivals before this are replayed, from it on they are live.
     cursor: u64,
-    /// Arrivals before this are known to the reader and not replayed again.
-    known: u64,
+    /// While the reader catches up: arrivals before this have reached it already.
+    known: Option<u64>,
     /// Sessions yet to be replayed.
     replay: VecDeque<Lane>,
     /// Steps at hand.
@@ -143,14 +143,14 @@ impl Lane {
     }
 
     /// How far the session was given up, when that may have cost the reader something that it hasn't been told
-    /// of. `known` is the arrival number before which it has everything.
-    fn loss(&self, history: &History, known: u64) -> Option<Edge> {
+    /// of. `known` is the arrival number before which a reader that catches up has everything.
+    fn loss(&self, history: &History, known: Option<u64>) -> Option<Edge> {
         let edge = history.evicted(&self.session)?;
         let lost = match self.start {
             // Everything that is held was asked for, however little that is, unless more should have come live.
-            Start::Earliest => known > 0 && edge.arrival >= known,
+            Start::Earliest => known.is_some_and(|known| edge.arrival >= known),
             Start::Asked(position) => edge.place.0 > Some(position),
-            Start::Given(place) => edge.place > place && edge.arrival >= known,
+            Start::Given(place) => edge.place > place && edge.arrival >= known.unwrap_or(0),
         };
         (lost && self.told != Some(edge)).then_some(edge)
     }
@@ -183,7 +183,7 @@ impl Subscriber {
             then,
             on_loss,
             cursor,
-            known: 0,
+            known: None,
             replay,
             ready: VecDeque::new(),
             done: false,
@@ -241,7 +241,7 @@ impl Subscriber {
     /// Takes the next piece of the first session that is being replayed.
     fn replay_piece(&mut self) -> Progress {
         let Some(lane) = self.replay.front_mut() else { return Progress::Made };
-        let arrivals = self.known..self.cursor;
+        let arrivals = self.known.unwrap_or(0)..self.cursor;
         let mut events = Vec::new();
         let state = self.shared.state.lock();
         let buffer = state.history.session(&lane.session);
@@ -258,7 +258,7 @@ impl Subscriber {
         drop(state);
         if let (Some(edge), Some(earliest)) = (loss, earliest) {
             lane.told = Some(edge);
-            if self.known > 0 {
+            if self.known.is_some() {
                 // Not what was asked for, but what should have come live.
                 if let Some(end) = self.lost() {
                     return end;
@@ -316,10 +316,11 @@ impl Subscriber {
             Read::Behind => {
                 let lost =
                     state.log.has_lost_since(self.cursor) || state.history.has_forgotten_since(self.cursor);
-                self.known = self.cursor;
+                let behind = self.cursor;
+                self.known = Some(behind);
                 self.cursor = state.log.next();
                 self.replay = lanes(&state, &self.filter, From::All, Then::Live);
-                let live_only = state.log.live_only(self.known);
+                let live_only = state.log.live_only(behind);
                 drop(state);
                 if lost && let Some(end) = self.lost() {
                     return end;

@@ -26,7 +26,7 @@ fn hub(limits: Limits) -> Hub {
 }
 
 fn token(session: &str, seq: u64) -> ResumeToken {
-    ResumeToken { session: session.to_owned(), position: Position::new(0, seq) }
+    ResumeToken { session: session.to_owned(), position: Some(Position::new(0, seq)) }
 }
 
 fn subscribe(hub: &Hub, from: From, then: Then) -> Subscriber {

@@ -149,12 +149,11 @@ impl Buffer {
         self.held.range(start..)
     }
 
-    /// The position to start at when replaying strictly after `position`: past every event that has it as its
-    /// own. An event without a position that stands there is replayed, since one who has processed the
+    /// The events held strictly after `position`, past every event that has it as its own; all of them after `None`. An event without a position that stands there is replayed, since one who has processed the
     /// position may not have seen what came after it.
-    pub fn strictly_after(&self, position: Position) -> impl Iterator<Item = &Held> {
-        let start = self.held.partition_point(|held| held.at < Some(position));
-        self.held.range(start..).filter(move |held| held.event.position() != Some(position))
+    pub fn strictly_after(&self, position: Option<Position>) -> impl Iterator<Item = &Held> {
+        let start = self.held.partition_point(|held| held.at < position);
+        self.held.range(start..).filter(move |held| position.is_none() || held.event.position() != position)
     }
 }
 
@@ -205,9 +204,9 @@ mod tests {
         let buffer =
             buffer(&[("r0", None), ("1", Some(1)), ("r1", None), ("r2", None), ("2", Some(2)), ("r3", None)]);
         assert_eq!(ids(buffer.after(None)), ["r0", "1", "r1", "r2", "2", "r3"]);
-        assert_eq!(ids(buffer.strictly_after(Position::new(0, 1))), ["r1", "r2", "2", "r3"]);
-        assert_eq!(ids(buffer.strictly_after(Position::new(0, 2))), ["r3"]);
-        assert_eq!(ids(buffer.strictly_after(Position::new(0, 0))), ["1", "r1", "r2", "2", "r3"]);
+        assert_eq!(ids(buffer.strictly_after(Some(Position::new(0, 1)))), ["r1", "r2", "2", "r3"]);
+        assert_eq!(ids(buffer.strictly_after(Some(Position::new(0, 2)))), ["r3"]);
+        assert_eq!(ids(buffer.strictly_after(Some(Position::new(0, 0)))), ["1", "r1", "r2", "2", "r3"]);
     }
 
     #[test]

@@ -149,7 +149,7 @@ impl Lane {
         let lost = match self.start {
             // Everything that is held was asked for, however little that is, unless more should have come live.
             Start::Earliest => known.is_some_and(|known| edge.arrival >= known),
-            Start::Asked(position) => edge.place.0 > Some(position),
+            Start::Asked(position) => edge.place.0 > position,
             Start::Given(place) => edge.place > place && edge.arrival >= known.unwrap_or(0),
         };
         (lost && self.told != Some(edge)).then_some(edge)
@@ -161,8 +161,8 @@ impl Lane {
 enum Start {
     /// Before everything.
     Earliest,
-    /// Strictly after a position that the reader named.
-    Asked(Position),
+    /// Strictly after a position that the reader named; `None` is before every one.
+    Asked(Option<Position>),
     /// After what it was given last.
     Given(Place),
 }
@@ -389,7 +389,7 @@ fn lanes(state: &State, filter: &Filter, from: From, then: Then) -> VecDeque<Lan
         }
         From::Tokens(tokens) => {
             // A session named twice is replayed once, from the lower position.
-            let mut asked: BTreeMap<String, Position> = BTreeMap::new();
+            let mut asked: BTreeMap<String, Option<Position>> = BTreeMap::new();
             let mut order = Vec::with_capacity(tokens.len());
             for token in tokens {
                 match asked.get_mut(&token.session) {

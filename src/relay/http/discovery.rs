@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::Relay;
 use super::refusal::{Refusal, json};
 use crate::aep::Capture;
+use crate::relay::auth::Permission;
 
 /// The discovery document: the endpoints and capabilities that exist, no others.
 ///
@@ -50,7 +51,7 @@ struct Control {
 #[derive(Debug, Serialize)]
 struct Empty {}
 
-/// The answer of `/healthz`. How much is going on is told to the authorized only.
+/// The answer of `/healthz`. How much is going on is told to who may see everything.
 #[derive(Debug, Serialize)]
 struct Health {
     ok: bool,
@@ -87,9 +88,11 @@ pub(super) async fn discovery(
     Ok(json(StatusCode::OK, &document))
 }
 
-/// `GET /healthz`: open to everyone.
+/// `GET /healthz`: open to everyone. The counts are of all sessions, so who may see only some isn't told.
 pub(super) async fn health(State(relay): State<Relay>, headers: HeaderMap, uri: Uri) -> Response {
-    let counts = relay.authenticate(&headers, &uri).is_ok().then(|| Counts {
+    let principal = relay.authorize(&headers, &uri, Permission::Read);
+    let sees_all = principal.is_ok_and(|principal| principal.bound().is_none());
+    let counts = sees_all.then(|| Counts {
         sessions: relay.hub().held().sessions,
         subscribers: relay.hub().metrics().subscribers.get(),
         uptime_s: relay.uptime().as_secs(),

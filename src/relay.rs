@@ -10,7 +10,8 @@
 //! | what is held of a session, in which order, and what was forgotten? | [`buffer`], [`history`] |
 //! | how does a reader get from replay to live? | [`subscriber`] |
 //! | where does a command go? | [`control`] |
-//! | who may? | [`auth`] |
+//! | who may, and see what? | [`auth`] |
+//! | how are connections encrypted? | [`http::Tls`] |
 //! | how much? | [`limits`] |
 //! | what does each refusal look like? | [`http::refusal`] |
 
@@ -25,7 +26,7 @@ pub mod log;
 pub mod metrics;
 pub mod subscriber;
 
-pub use auth::Token;
+pub use auth::{Access, Token, Tokens};
 pub use hub::Hub;
 pub use limits::Limits;
 pub use metrics::Metrics;

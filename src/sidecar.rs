@@ -8,6 +8,7 @@
 //! | how does the export see the relay's events? | [`bridge`] |
 //! | what stops, in which order? | [`shutdown`] |
 //! | where do logs go? | [`telemetry`] |
+//! | what takes effect without a restart? | [`watch`] |
 //! | which types did the operator add? | [`schemas`] |
 
 pub mod app;
@@ -16,6 +17,7 @@ pub mod schemas;
 pub mod settings;
 pub mod shutdown;
 pub mod telemetry;
+pub mod watch;
 
 pub use app::{App, AppError};
 pub use settings::{Settings, SettingsError, VARIABLES, Variable};

@@ -85,6 +85,7 @@ impl Alternatives {
         self.strings.sort_unstable();
         self.prefixes.sort_unstable();
         self.integers.sort_unstable();
+        self.strings.dedup();
         self
     }
 
@@ -146,21 +147,41 @@ impl Filter {
         })
     }
 
+    /// The filter that matches what both match.
+    #[must_use]
+    pub fn and(mut self, other: &Self) -> Self {
+        self.predicates.extend_from_slice(&other.predicates);
+        self
+    }
+
     /// Whether this is the empty filter.
     #[must_use]
     pub fn matches_everything(&self) -> bool {
         self.predicates.is_empty()
     }
 
-    /// The sessions that the filter names by equality, `None` when it names none: no event of another session
-    /// can match.
+    /// The sessions that the filter names by equality, each once, `None` when it names none: no event of another
+    /// session can match.
     #[must_use]
     pub fn sessions(&self) -> Option<impl Iterator<Item = &str>> {
-        self.predicates.iter().find_map(|(key, predicate)| match (key, predicate) {
-            (Key::String(Attribute::Session), Predicate::AnyOf(any)) => {
-                Some(any.strings.iter().map(|s| &**s))
-            }
+        let mut named = self.predicates.iter().filter_map(|(key, predicate)| match (key, predicate) {
+            (Key::String(Attribute::Session), Predicate::AnyOf(any)) => Some(any),
             _ => None,
+        });
+        // A conjunction may name sessions more than once: an event's session is then among all of them.
+        let first = named.next()?;
+        let others: Vec<&Alternatives> = named.collect();
+        Some(first.strings.iter().map(|session| &**session).filter(move |session| {
+            others.iter().all(|alternatives| alternatives.contain(Scalar::String(session)))
+        }))
+    }
+
+    /// Whether an event of that session can match.
+    #[must_use]
+    pub fn admits_session(&self, session: &str) -> bool {
+        self.predicates.iter().all(|(key, predicate)| match (key, predicate) {
+            (Key::String(Attribute::Session), Predicate::AnyOf(any)) => any.contain(Scalar::String(session)),
+            _ => true,
         })
     }
 }
@@ -364,5 +385,44 @@ mod tests {
         let filter = Filter::parse(r#"{"session":["b","a"],"agent":"x"}"#).unwrap();
         assert_eq!(filter.sessions().unwrap().collect::<Vec<_>>(), ["a", "b"]);
         assert!(Filter::parse("{}").unwrap().sessions().is_none());
+        let filter = Filter::parse(r#"{"session":["a","a"]}"#).unwrap();
+        assert_eq!(filter.sessions().unwrap().collect::<Vec<_>>(), ["a"]);
+    }
+
+    #[test]
+    fn a_conjunction_matches_what_both_match() {
+        let filters = [
+            "{}",
+            r#"{"session":"s1"}"#,
+            r#"{"session":["s0","s1"]}"#,
+            r#"{"session":"s2"}"#,
+            r#"{"type":"tool.*"}"#,
+            r#"{"type":"run.*"}"#,
+            r#"{"severity":{"gte":"notice"}}"#,
+            r#"{"severity":"error"}"#,
+            r#"{"acme":5}"#,
+        ];
+        let events = [event(""), event(r#","severity":"error""#), event(r#","acme":5"#)];
+        for (left, right) in filters.iter().flat_map(|left| filters.map(|right| (left, right))) {
+            let (one, other) = (Filter::parse(left).unwrap(), Filter::parse(right).unwrap());
+            let both = one.clone().and(&other);
+            for event in &events {
+                let expected = one.matches(event) && other.matches(event);
+                assert_eq!(both.matches(event), expected, "{left} and {right}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_conjunction_names_the_sessions_that_both_name() {
+        let sessions = |left: &str, right: &str| -> Option<Vec<String>> {
+            let both = Filter::parse(left).unwrap().and(&Filter::parse(right).unwrap());
+            both.sessions().map(|names| names.map(str::to_owned).collect())
+        };
+        assert_eq!(sessions(r#"{"session":["a","b"]}"#, r#"{"session":["c","b"]}"#).unwrap(), ["b"]);
+        assert_eq!(sessions(r#"{"session":"a"}"#, r#"{"session":"b"}"#).unwrap(), [""; 0]);
+        assert_eq!(sessions(r#"{"session":"a"}"#, "{}").unwrap(), ["a"]);
+        assert_eq!(sessions(r#"{"agent":"x"}"#, r#"{"session":"b"}"#).unwrap(), ["b"]);
+        assert_eq!(sessions(r#"{"agent":"x"}"#, "{}"), None);
     }
 }

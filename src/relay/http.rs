@@ -7,6 +7,7 @@ mod parameters;
 pub mod refusal;
 mod socket;
 mod stream;
+mod tls;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,8 +24,9 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 pub use connection::serve;
 use refusal::{Refusal, Refused};
+pub use tls::{Tls, TlsError};
 
-use super::auth::{self, Permission, Principal, Token};
+use super::auth::{self, Access, Permission, Principal};
 use super::hub::Hub;
 use super::limits::Limits;
 
@@ -39,8 +41,8 @@ pub struct Relay(Arc<Shared>);
 struct Shared {
     hub: Hub,
     limits: Limits,
-    /// Demanded of every request but `/healthz` and preflights; without one, everyone may read and emit.
-    token: Option<Token>,
+    /// Decides about every request but `/healthz` and preflights.
+    access: Access,
     /// Request bodies in memory, in bytes.
     budget: ingest::Budget,
     started: Instant,
@@ -53,10 +55,10 @@ struct Shared {
 impl Relay {
     /// The bindings of `hub`. `tracker` holds the short tasks that outlive a request.
     #[must_use]
-    pub fn new(hub: Hub, limits: Limits, token: Option<Token>, tracker: TaskTracker) -> Self {
+    pub fn new(hub: Hub, limits: Limits, access: Access, tracker: TaskTracker) -> Self {
         let budget = ingest::Budget::default();
         let (started, ingests) = (Instant::now(), TaskTracker::new());
-        Self(Arc::new(Shared { hub, limits, token, budget, started, ingests, tracker }))
+        Self(Arc::new(Shared { hub, limits, access, budget, started, ingests, tracker }))
     }
 
     /// The relay's core.
@@ -88,16 +90,19 @@ impl Relay {
     ///
     /// Spec: AEP-0003 §8.1.
     fn authenticate(&self, headers: &HeaderMap, uri: &Uri) -> Result<Principal, Refusal> {
-        let Some(token) = &self.0.token else { return Ok(Principal::anyone()) };
+        let access = &self.0.access;
+        if !access.is_guarded() {
+            return Ok(Principal::anyone());
+        }
         let from_header =
             headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()).and_then(auth::bearer);
-        let authentic = match from_header {
-            Some(candidate) => token.matches(candidate),
-            None => parameters::pairs(uri.query().unwrap_or_default()).any(|(name, value)| {
-                name == "access_token" && value.is_some_and(|value| token.matches(&value))
-            }),
+        let principal = match from_header {
+            Some(candidate) => access.bearer_of(candidate),
+            None => parameters::pairs(uri.query().unwrap_or_default())
+                .filter(|(name, _)| name == "access_token")
+                .find_map(|(_, value)| access.bearer_of(&value?)),
         };
-        if authentic { Ok(Principal::operator()) } else { Err(Refusal::Unauthorized) }
+        principal.ok_or(Refusal::Unauthorized)
     }
 
     /// As [`Relay::authenticate`], for a principal that may do that.

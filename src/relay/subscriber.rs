@@ -38,6 +38,19 @@ pub struct Subscription {
     pub on_loss: OnLoss,
 }
 
+impl Subscription {
+    /// The same, of what `bound` matches only. Where the bound names sessions, positions in others are dropped,
+    /// so that not even their losses are told.
+    #[must_use]
+    pub fn within(mut self, bound: &Filter) -> Self {
+        if let From::Tokens(tokens) = &mut self.from {
+            tokens.retain(|token| bound.admits_session(&token.session));
+        }
+        self.filter = self.filter.and(bound);
+        self
+    }
+}
+
 /// Where a reader starts.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum From {

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,11 +11,14 @@ use tokio::time::Instant;
 
 use super::bridge::Bridge;
 use super::schemas::{self, SchemasError};
-use super::settings::{ExportSettings, Settings};
+use super::settings::{ExportSettings, Settings, TlsFiles};
 use super::shutdown::Shutdown;
+use super::watch::{Watch, WatchError};
+use crate::aep::json::JsonError;
 use crate::export::{self, Export, ExportConfig, ExportError, RetryPolicy};
-use crate::relay::http::{Relay, serve};
-use crate::relay::{self, Hub};
+use crate::relay::auth::{Replaced, TokensError};
+use crate::relay::http::{Relay, Tls, TlsError, serve};
+use crate::relay::{self, Access, Hub, Tokens};
 
 /// What is left of the time for a stop when deliveries are no longer started.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -36,6 +40,23 @@ pub enum AppError {
     /// The operator's schemas can't be used.
     #[error(transparent)]
     Schemas(#[from] SchemasError),
+    /// The tokens file can't be read.
+    #[error("AEP_TOKENS_FILE: {0}")]
+    Tokens(#[source] WatchError),
+    /// The tokens file can't be used.
+    #[error("AEP_TOKENS_FILE: {}: {error}", path.display())]
+    TokensFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: TokensError,
+    },
+    /// The certificate or its key can't be read.
+    #[error("AEP_TLS_CERT and AEP_TLS_KEY: {0}")]
+    TlsFiles(#[source] WatchError),
+    /// The certificate and its key can't be used.
+    #[error("AEP_TLS_CERT and AEP_TLS_KEY: {0}")]
+    Tls(#[from] TlsError),
     /// The export can't start, or had to end.
     #[error("export: {0}")]
     Export(#[from] ExportError),
@@ -55,6 +76,9 @@ pub enum AppError {
 pub struct App {
     relay: Relay,
     listener: TcpListener,
+    access: Access,
+    tokens: Option<Watch<1>>,
+    certificate: Option<(Tls, Watch<2>)>,
     export: Export,
     bridge: Bridge,
     shutdown: Shutdown,
@@ -65,10 +89,16 @@ impl App {
     /// Binds, opens and wires everything.
     ///
     /// # Errors
-    /// When the address, the state directory or the schemas can't be used.
+    /// When the address, the state directory, the schemas, the tokens or the certificate can't be used.
     pub async fn start(settings: Settings) -> Result<Self, AppError> {
         settings.warn_of_unknown();
         let registry = Arc::new(schemas::load(settings.schemas.as_deref())?);
+        let access = Access::new(settings.token);
+        let tokens = match settings.tokens_file {
+            Some(path) => Some(open_tokens(&access, path)?),
+            None => None,
+        };
+        let certificate = settings.tls.map(open_certificate).transpose()?;
         let shutdown = Shutdown::default();
         let hub = Hub::new(settings.limits, registry, relay::Metrics::default());
         let export = Export::open(config(&settings.export, settings.drain), export::Metrics::default())?;
@@ -78,13 +108,14 @@ impl App {
         let listener = TcpListener::bind(settings.listen)
             .await
             .map_err(|error| AppError::Listen { address: settings.listen, error })?;
-        if settings.token.is_none() {
+        if !access.is_guarded() {
             tracing::warn!(
                 "AEP_TOKEN is not set: anyone who reaches this port may read and emit, commands are refused"
             );
         }
-        let relay = Relay::new(hub, settings.limits, settings.token, shutdown.connections.clone());
-        Ok(Self { relay, listener, export, bridge, shutdown, drain: settings.drain })
+        let relay = Relay::new(hub, settings.limits, access.clone(), shutdown.connections.clone());
+        let drain = settings.drain;
+        Ok(Self { relay, listener, access, tokens, certificate, export, bridge, shutdown, drain })
     }
 
     /// Where the sidecar listens.
@@ -100,9 +131,21 @@ impl App {
     /// # Errors
     /// When the export can't go on, or the stop takes longer than it may.
     pub async fn run(self, signal: impl Future<Output = io::Result<&'static str>>) -> Result<(), AppError> {
-        let Self { relay, listener, export, bridge, shutdown, drain } = self;
+        let Self { relay, listener, access, tokens, certificate, export, bridge, shutdown, drain } = self;
         let hub = relay.hub().clone();
-        let accept = serve(relay.clone(), listener, shutdown.connections.clone(), shutdown.stop.clone());
+        if let Some(watch) = tokens {
+            let list = move |[text]: &[Vec<u8>; 1]| list(&access, text).map_err(|error| error.to_string());
+            shutdown.connections.spawn(watch.run(list, shutdown.stop.clone()));
+        }
+        let tls = certificate.map(|(tls, watch)| {
+            let renewed = tls.clone();
+            let renew = move |[certificate, key]: &[Vec<u8>; 2]| {
+                renewed.replace(certificate, key).map_err(|error| error.to_string())
+            };
+            shutdown.connections.spawn(watch.run(renew, shutdown.stop.clone()));
+            tls
+        });
+        let accept = serve(relay.clone(), listener, tls, shutdown.connections.clone(), shutdown.stop.clone());
         let accept = shutdown.connections.spawn(accept);
         let export = export.run(bridge, shutdown.give_up.clone());
         let mut export = std::pin::pin!(export);
@@ -156,6 +199,32 @@ impl App {
             Err(_) => Err(AppError::Overdue(drain)),
         }
     }
+}
+
+/// Reads the tokens file for the first time.
+fn open_tokens(access: &Access, path: PathBuf) -> Result<Watch<1>, AppError> {
+    let watch = Watch::open("AEP_TOKENS_FILE", [path.clone()]).map_err(AppError::Tokens)?;
+    let [text] = watch.contents();
+    list(access, text).map_err(|error| AppError::TokensFile { path, error })?;
+    Ok(watch)
+}
+
+/// Makes the tokens of a file's text the listed ones.
+fn list(access: &Access, text: &[u8]) -> Result<(), TokensError> {
+    let text = std::str::from_utf8(text).map_err(|error| JsonError::Utf8(error.valid_up_to()))?;
+    let Replaced { listed, revoked } = access.replace(Tokens::parse(text)?)?;
+    tracing::info!(listed, revoked, "tokens are listed");
+    Ok(())
+}
+
+/// Reads the certificate and its key for the first time.
+fn open_certificate(files: TlsFiles) -> Result<(Tls, Watch<2>), AppError> {
+    let TlsFiles { certificate, key } = files;
+    let watch =
+        Watch::open("AEP_TLS_CERT and AEP_TLS_KEY", [certificate, key]).map_err(AppError::TlsFiles)?;
+    let [certificate, key] = watch.contents();
+    let tls = Tls::new(certificate, key)?;
+    Ok((tls, watch))
 }
 
 /// The export's part of the settings. Deliveries under way when the time for a stop is nearly up are waited for

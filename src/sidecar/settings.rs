@@ -12,8 +12,10 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+mod table;
 mod value;
 
+pub use table::{VARIABLES, Variable};
 use value::{Field, Size};
 pub use value::{LogFormat, Setting};
 
@@ -22,157 +24,17 @@ use crate::export::Target;
 use crate::relay::limits::Times;
 use crate::relay::{Limits, Token};
 
-/// One environment variable.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Variable {
-    /// Its name.
-    pub name: &'static str,
-    /// The form of its value.
-    pub form: &'static str,
-    /// What holds when it isn't set, as text.
-    pub default: &'static str,
-    /// Whether its value is a secret, which may also be read from the file that `{name}_FILE` names.
-    pub secret: bool,
-    /// What it does.
-    pub doc: &'static str,
-}
-
-const fn variable(
-    name: &'static str,
-    form: &'static str,
-    default: &'static str,
-    doc: &'static str,
-) -> Variable {
-    Variable { name, form, default, secret: false, doc }
-}
-
-const fn secret(name: &'static str, form: &'static str, doc: &'static str) -> Variable {
-    Variable { name, form, default: "", secret: true, doc }
-}
-
-/// Every variable, in the order of the documentation.
-pub const VARIABLES: &[Variable] = &[
-    variable("AEP_HOST", "IP address", "127.0.0.1", "Address to listen on."),
-    variable("AEP_PORT", "port", "8787", "Port to listen on; 0 takes a free one."),
-    secret(
-        "AEP_TOKEN",
-        "text",
-        "Token that every request must carry. Without one, anyone who reaches the port may read and emit.",
-    ),
-    variable(
-        "AEP_ALLOW_UNAUTHENTICATED",
-        "true or false",
-        "false",
-        "Allow listening beyond loopback without a token.",
-    ),
-    variable("AEP_BUFFER", "count", "10000", "Events held of each session for replay."),
-    variable(
-        "AEP_MAX_SESSIONS",
-        "count",
-        "500",
-        "Sessions held; past it, the least recently written one is forgotten.",
-    ),
-    variable("AEP_BUFFER_BYTES", "size", "256MiB", "Memory of held events over all sessions."),
-    variable(
-        "AEP_WINDOW_BYTES",
-        "size",
-        "64MiB",
-        "Memory of the log that live readers share: how far one may fall behind before it is served from the held sessions.",
-    ),
-    variable("AEP_MAX_BODY", "size", "16MiB", "Largest request body, decompressed."),
-    variable("AEP_MAX_BATCH", "count", "10000", "Most events in one request."),
-    variable("AEP_MAX_FROM", "count", "AEP_MAX_SESSIONS", "Most resume positions in one subscription."),
-    variable("AEP_MAX_SUBSCRIPTIONS", "count", "100", "Most subscriptions of one WebSocket connection."),
-    variable(
-        "AEP_INGEST_BYTES",
-        "size",
-        "128MiB",
-        "Memory of request bodies at one time; past it, requests are answered 503.",
-    ),
-    variable(
-        "AEP_MAX_CONNECTIONS",
-        "count",
-        "16384",
-        "Connections open at one time; past it, new ones wait.",
-    ),
-    variable(
-        "AEP_SCHEMAS",
-        "directory",
-        "",
-        "Payload schemas of vendor types, one {type}.schema.json each, whose x-aep-capture annotations say what a capture ceiling keeps.",
-    ),
-    variable("AEP_FILTER", "JSON", "{}", "attr-match filter: which events are exported."),
-    variable(
-        "AEP_CAPTURE",
-        "none, metadata, redacted or full",
-        "full",
-        "Capture ceiling: how much content an exported event may carry.",
-    ),
-    variable(
-        "AEP_DEDUPE",
-        "count",
-        "50000",
-        "Event keys (source, id) remembered, so that an event is exported once.",
-    ),
-    variable(
-        "AEP_STATE_DIR",
-        "directory",
-        "aep-state",
-        "Where positions, remembered keys and dead letters are kept across restarts.",
-    ),
-    variable(
-        "AEP_DRAIN",
-        "duration",
-        "20s",
-        "How long a stop may take before the process gives up and exits with 1.",
-    ),
-    variable(
-        "AEP_LOG",
-        "filter",
-        "info",
-        "What is logged, in the syntax of tracing's EnvFilter, for example debug or aep_sidecar::relay=debug.",
-    ),
-    variable(
-        "AEP_LOG_FORMAT",
-        "auto, text or json",
-        "auto",
-        "Form of the log on stderr; auto is text on a terminal and JSON elsewhere.",
-    ),
-    secret(
-        "CE_SINK",
-        "URL",
-        "Where CloudEvents go: http(s)://… by POST. Without one, they go to stdout as JSON lines.",
-    ),
-    variable("CE_TIMEOUT", "duration", "30s", "How long one delivery may take."),
-    variable(
-        "CE_RETRY_INITIAL",
-        "duration",
-        "200ms",
-        "Bound of the first pause before a delivery is tried again; doubled each time.",
-    ),
-    variable("CE_RETRY_MAX", "duration", "30s", "Longest such pause."),
-    variable(
-        "CE_CONCURRENCY",
-        "count",
-        "16",
-        "Deliveries under way at one time; each session has at most one.",
-    ),
-    variable(
-        "CE_MAX_PENDING",
-        "count",
-        "1000",
-        "Events waiting for the sink before the export stops taking more.",
-    ),
-    variable("CE_MAX_PENDING_BYTES", "size", "16MiB", "The same, in memory."),
-];
-
 /// What the process runs with.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Where to listen.
     pub listen: SocketAddr,
-    /// What requests must carry.
+    /// The token that permits everything.
     pub token: Option<Token>,
+    /// Where the other tokens are listed.
+    pub tokens_file: Option<PathBuf>,
+    /// What to listen with TLS with; without it, HTTP is plain.
+    pub tls: Option<TlsFiles>,
     /// The relay's bounds.
     pub limits: Limits,
     /// Where schemas of vendor types are.
@@ -187,6 +49,15 @@ pub struct Settings {
     pub log_format: LogFormat,
     /// Names that look like settings and are none, each with the nearest one that is.
     pub unknown: Vec<(String, &'static str)>,
+}
+
+/// Where a certificate and its key are.
+#[derive(Debug, Clone)]
+pub struct TlsFiles {
+    /// The certificate, followed by the rest of its chain.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
 }
 
 /// What is exported, and how.
@@ -229,7 +100,10 @@ struct Raw {
     aep_host: Field<IpAddr>,
     aep_port: Field<u16>,
     aep_token: Field<Token>,
+    aep_tokens_file: Field<PathBuf>,
     aep_allow_unauthenticated: Field<bool>,
+    aep_tls_cert: Field<PathBuf>,
+    aep_tls_key: Field<PathBuf>,
     aep_buffer: Field<NonZeroUsize>,
     aep_max_sessions: Field<NonZeroUsize>,
     aep_buffer_bytes: Field<Size>,
@@ -292,6 +166,12 @@ impl Settings {
         let host = read.or("AEP_HOST", raw.aep_host, IpAddr::V4(Ipv4Addr::LOCALHOST));
         let port = read.or("AEP_PORT", raw.aep_port, 8787);
         let token = read.take("AEP_TOKEN", raw.aep_token);
+        let tokens_file = read.take("AEP_TOKENS_FILE", raw.aep_tokens_file);
+        let tls = read.both(
+            ("AEP_TLS_CERT", raw.aep_tls_cert),
+            ("AEP_TLS_KEY", raw.aep_tls_key),
+            |certificate, key| TlsFiles { certificate, key },
+        );
         let open = read.or("AEP_ALLOW_UNAUTHENTICATED", raw.aep_allow_unauthenticated, false);
         let max_sessions = read.count("AEP_MAX_SESSIONS", raw.aep_max_sessions, bounds.max_sessions);
         let limits = Limits {
@@ -331,6 +211,8 @@ impl Settings {
         let settings = Self {
             listen: SocketAddr::new(host, port),
             token,
+            tokens_file,
+            tls,
             limits,
             schemas: read.take("AEP_SCHEMAS", raw.aep_schemas),
             export,
@@ -339,9 +221,10 @@ impl Settings {
             log_format: read.or("AEP_LOG_FORMAT", raw.aep_log_format, LogFormat::Auto),
             unknown,
         };
-        if settings.token.is_none() && !settings.listen.ip().is_loopback() && !open && read.wrong.is_empty() {
+        let guarded = settings.token.is_some() || settings.tokens_file.is_some();
+        if !guarded && !settings.listen.ip().is_loopback() && !open && read.wrong.is_empty() {
             read.wrong.push(format!(
-                "AEP_HOST={} is reachable from other machines and AEP_TOKEN is not set: set AEP_TOKEN, or AEP_ALLOW_UNAUTHENTICATED=true if everyone may read and emit",
+                "AEP_HOST={} is reachable from other machines and AEP_TOKEN is not set: set AEP_TOKEN or AEP_TOKENS_FILE, or AEP_ALLOW_UNAUTHENTICATED=true if everyone may read and emit",
                 settings.listen.ip()
             ));
         }
@@ -440,6 +323,27 @@ impl Complaints {
             Field::Read(value) => Some(value),
             Field::Wrong(complaint) => {
                 self.wrong.push(format!("{name} {complaint}"));
+                None
+            }
+        }
+    }
+
+    /// Two variables that go together.
+    fn both<A, B, T>(
+        &mut self,
+        (one, first): (&str, Field<A>),
+        (other, second): (&str, Field<B>),
+        together: impl FnOnce(A, B) -> T,
+    ) -> Option<T> {
+        match (self.take(one, first), self.take(other, second)) {
+            (Some(first), Some(second)) => Some(together(first, second)),
+            (None, None) => None,
+            (Some(_), None) => {
+                self.wrong.push(format!("{one} is set and {other} is not: set both or neither"));
+                None
+            }
+            (None, Some(_)) => {
+                self.wrong.push(format!("{other} is set and {one} is not: set both or neither"));
                 None
             }
         }
@@ -575,10 +479,28 @@ mod tests {
     }
 
     #[test]
+    fn the_tokens_file_is_no_secret_of_another_variable() {
+        let settings = read(&[("AEP_TOKENS_FILE", "/does/not/exist"), ("AEP_TOKEN", "t")]).unwrap();
+        assert_eq!(settings.tokens_file, Some(PathBuf::from("/does/not/exist")));
+        assert_eq!(settings.unknown, []);
+    }
+
+    #[test]
+    fn a_certificate_needs_its_key() {
+        let files = read(&[("AEP_TLS_CERT", "c.pem"), ("AEP_TLS_KEY", "k.pem")]).unwrap().tls.unwrap();
+        assert_eq!((files.certificate, files.key), (PathBuf::from("c.pem"), PathBuf::from("k.pem")));
+        for (set, missing) in [("AEP_TLS_CERT", "AEP_TLS_KEY"), ("AEP_TLS_KEY", "AEP_TLS_CERT")] {
+            let wrong = read(&[(set, "x.pem")]).unwrap_err();
+            assert_eq!(wrong, [format!("{set} is set and {missing} is not: set both or neither")]);
+        }
+    }
+
+    #[test]
     fn an_open_port_needs_a_token_or_a_word() {
         assert!(read(&[("AEP_HOST", "0.0.0.0")]).unwrap_err()[0].contains("AEP_TOKEN is not set"));
         assert!(read(&[("AEP_HOST", "::")]).is_err());
         assert!(read(&[("AEP_HOST", "0.0.0.0"), ("AEP_TOKEN", "t")]).is_ok());
+        assert!(read(&[("AEP_HOST", "0.0.0.0"), ("AEP_TOKENS_FILE", "t")]).is_ok());
         assert!(read(&[("AEP_HOST", "0.0.0.0"), ("AEP_ALLOW_UNAUTHENTICATED", "true")]).is_ok());
         assert_eq!(read(&[("AEP_HOST", "[::1]"), ("AEP_PORT", "0")]).unwrap().listen.to_string(), "[::1]:0");
         assert_eq!(read(&[("AEP_HOST", "localhost")]).unwrap().listen.to_string(), "127.0.0.1:8787");

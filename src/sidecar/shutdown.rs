@@ -5,6 +5,7 @@
 //! | accept loop | the listener | `stop` | logged, it goes on |
 //! | a task a connection | the connection | its peer, or `stop` after the request in flight | logged at debug |
 //! | a task a refused body | the rest of the body | its end, a bound, 10 s | none |
+//! | a task a watched file or pair | what it last read of it | `stop` | logged, what was read before stays |
 //! | the export | the feed, the sink, the checkpoint | the end of its feed, or `give_up` | ends the process |
 //!
 //! The order of a stop: no connection is accepted any more and idle ones close; requests in flight finish; readers
@@ -26,7 +27,7 @@ pub struct Shutdown {
     pub finish: CancellationToken,
     /// Cancelled when the time for a stop is nearly up: deliveries under way are all that is waited for.
     pub give_up: CancellationToken,
-    /// Connections, and what outlives a request.
+    /// Connections, what outlives a request, and watched files.
     pub connections: TaskTracker,
 }
 

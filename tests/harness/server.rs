@@ -18,7 +18,7 @@ use std::sync::Arc;
 use aep_sidecar::aep::Registry;
 use aep_sidecar::relay::http::{Relay, serve};
 use aep_sidecar::relay::metrics::Code;
-use aep_sidecar::relay::{Hub, Limits, Metrics, Token};
+use aep_sidecar::relay::{Access, Hub, Limits, Metrics, Token};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
@@ -36,6 +36,10 @@ pub struct Server {
 
 impl Server {
     pub async fn start(limits: Limits, token: Option<&str>) -> Self {
+        Self::start_with(limits, Access::new(token.map(|token| Token::new(token).unwrap()))).await
+    }
+
+    pub async fn start_with(limits: Limits, access: Access) -> Self {
         // Any provider will do: the tests speak plain HTTP.
         let _installed = rustls::crypto::ring::default_provider().install_default();
         let hub = Hub::new(limits, Arc::new(Registry::core()), Metrics::default());
@@ -43,9 +47,8 @@ impl Server {
         let stop = CancellationToken::new();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let relay =
-            Relay::new(hub.clone(), limits, token.map(|token| Token::new(token).unwrap()), tracker.clone());
-        tracker.spawn(serve(relay, listener, tracker.clone(), stop.clone()));
+        let relay = Relay::new(hub.clone(), limits, access, tracker.clone());
+        tracker.spawn(serve(relay, listener, None, tracker.clone(), stop.clone()));
         Self { address, hub, stop, tracker, client: reqwest::Client::new() }
     }
 

@@ -18,15 +18,21 @@ use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::Relay;
+use super::{Relay, Tls};
 use crate::relay::limits::Times;
 
 /// How long accepting pauses when the process is out of file handles.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts connections until `shutdown`, then closes each after its request in flight. The tracker holds a task
-/// for each connection.
-pub async fn serve(relay: Relay, listener: TcpListener, tracker: TaskTracker, shutdown: CancellationToken) {
+/// for each connection. With `tls` nothing else is spoken: a peer that begins in plain HTTP is disconnected.
+pub async fn serve(
+    relay: Relay,
+    listener: TcpListener,
+    tls: Option<Tls>,
+    tracker: TaskTracker,
+    shutdown: CancellationToken,
+) {
     let router = super::router(relay.clone());
     let places = Arc::new(Semaphore::new(relay.limits().max_connections));
     loop {
@@ -43,7 +49,8 @@ pub async fn serve(relay: Relay, listener: TcpListener, tracker: TaskTracker, sh
                 continue;
             }
         };
-        let connection = connection(stream, router.clone(), relay.limits().times, shutdown.clone());
+        let connection =
+            connection(stream, tls.clone(), router.clone(), relay.limits().times, shutdown.clone());
         let metrics = relay.hub().metrics().clone();
         tracker.spawn(async move {
             metrics.connections.inc();
@@ -63,11 +70,34 @@ async fn accept(
     Ok((stream, place))
 }
 
-async fn connection(stream: TcpStream, router: Router, times: Times, shutdown: CancellationToken) {
+async fn connection(
+    stream: TcpStream,
+    tls: Option<Tls>,
+    router: Router,
+    times: Times,
+    shutdown: CancellationToken,
+) {
     if let Err(error) = prepare(&stream, times.write) {
         tracing::debug!(%error, "a connection's options can't be set");
     }
-    let io = TokioIo::new(WriteDeadline::new(stream, times.write));
+    let stream = WriteDeadline::new(stream, times.write);
+    let Some(tls) = tls else { return speak(stream, router, times, shutdown).await };
+    let shaken = tokio::select! {
+        shaken = tls.accept(stream, times.head) => shaken,
+        () = shutdown.cancelled() => return,
+    };
+    match shaken {
+        Ok(stream) => speak(stream, router, times, shutdown).await,
+        Err(error) => tracing::debug!(%error, "a handshake failed"),
+    }
+}
+
+/// Speaks HTTP until the peer goes, or until the request in flight at `shutdown` is answered.
+async fn speak<S>(stream: S, router: Router, times: Times, shutdown: CancellationToken)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let io = TokioIo::new(stream);
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(times.head)

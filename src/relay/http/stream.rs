@@ -16,34 +16,34 @@ use http_body_util::BodyExt as _;
 use super::refusal::Refusal;
 use super::{Relay, ingest, media_type, parameters};
 use crate::aep::sse;
-use crate::relay::auth::Permission;
+use crate::relay::auth::{Permission, Principal};
 use crate::relay::limits::WRITE_SIZE;
 use crate::relay::subscriber::{Step, Subscriber, Subscription};
 
 /// `GET /stream`.
 pub(super) async fn get(State(relay): State<Relay>, request: Request<Body>) -> Result<Response, Refusal> {
-    relay.authorize(request.headers(), request.uri(), Permission::Read)?;
+    let principal = relay.authorize(request.headers(), request.uri(), Permission::Read)?;
     let query = request.uri().query().unwrap_or_default();
     let subscription = parameters::from_query(query, request.headers(), relay.limits().max_from)?;
-    Ok(open(&relay, subscription))
+    Ok(open(&relay, principal, subscription))
 }
 
 /// `POST /stream`: the same parameters as a JSON body, for resume sets that outgrow a request line.
 pub(super) async fn post(State(relay): State<Relay>, request: Request<Body>) -> Result<Response, Refusal> {
     let (parts, body) = request.into_parts();
-    relay.authorize(&parts.headers, &parts.uri, Permission::Read)?;
+    let principal = relay.authorize(&parts.headers, &parts.uri, Permission::Read)?;
     if media_type(&parts.headers).as_deref() != Some("application/json") {
         return Err(Refusal::MediaType { expected: "application/json" });
     }
     let text = ingest::read_document(&relay, body, &parts.headers).await?;
     let subscription = parameters::from_body(&text, &parts.headers, relay.limits().max_from)?;
-    Ok(open(&relay, subscription))
+    Ok(open(&relay, principal, subscription))
 }
 
-fn open(relay: &Relay, subscription: Subscription) -> Response {
-    let subscriber = relay.hub().subscribe(subscription);
+fn open(relay: &Relay, principal: Principal, subscription: Subscription) -> Response {
+    let subscriber = relay.hub().subscribe(principal.within(subscription));
     relay.hub().metrics().subscribers.inc();
-    let reader = Reader { relay: relay.clone(), subscriber, state: Stage::New };
+    let reader = Reader { relay: relay.clone(), principal, subscriber, state: Stage::New };
     let pieces = stream::unfold(reader, |mut reader| async {
         let piece = reader.next().await?;
         Some((Ok::<_, Infallible>(piece), reader))
@@ -69,6 +69,7 @@ enum Stage {
 
 struct Reader {
     relay: Relay,
+    principal: Principal,
     subscriber: Subscriber,
     state: Stage,
 }
@@ -92,6 +93,8 @@ impl Reader {
         }
         let step = tokio::select! {
             biased;
+            // First, or a reader with much to read would never be stopped.
+            () = self.principal.revoked() => None,
             step = self.subscriber.next() => step,
             () = tokio::time::sleep(self.relay.limits().times.stream_ping) => return Some(Bytes::from_static(sse::PING)),
             () = self.relay.hub().closing() => {

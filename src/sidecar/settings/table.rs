@@ -1,0 +1,158 @@
+//! The table of variables.
+
+/// One environment variable.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Variable {
+    /// Its name.
+    pub name: &'static str,
+    /// The form of its value.
+    pub form: &'static str,
+    /// What holds when it isn't set, as text.
+    pub default: &'static str,
+    /// Whether its value is a secret, which may also be read from the file that `{name}_FILE` names.
+    pub secret: bool,
+    /// What it does.
+    pub doc: &'static str,
+}
+
+const fn variable(
+    name: &'static str,
+    form: &'static str,
+    default: &'static str,
+    doc: &'static str,
+) -> Variable {
+    Variable { name, form, default, secret: false, doc }
+}
+
+const fn secret(name: &'static str, form: &'static str, doc: &'static str) -> Variable {
+    Variable { name, form, default: "", secret: true, doc }
+}
+
+/// Every variable, in the order of the documentation.
+pub const VARIABLES: &[Variable] = &[
+    variable("AEP_HOST", "IP address", "127.0.0.1", "Address to listen on."),
+    variable("AEP_PORT", "port", "8787", "Port to listen on; 0 takes a free one."),
+    secret(
+        "AEP_TOKEN",
+        "text",
+        "Token that permits everything. Without it and without AEP_TOKENS_FILE, anyone who reaches the port may read and emit.",
+    ),
+    variable(
+        "AEP_TOKENS_FILE",
+        "file",
+        "",
+        "Further tokens as JSON, each with its permissions: {\"tokens\":[{\"name\":…,\"token\":…,\"permissions\":[\"emit\",\"read\",\"control\"],\"filter\":{…}}]}, where the filter bounds what may be read. Changes take effect while running.",
+    ),
+    variable(
+        "AEP_ALLOW_UNAUTHENTICATED",
+        "true or false",
+        "false",
+        "Allow listening beyond loopback without a token.",
+    ),
+    variable(
+        "AEP_TLS_CERT",
+        "file",
+        "",
+        "Certificate and its chain as PEM, to listen with TLS. Changes take effect while running.",
+    ),
+    variable("AEP_TLS_KEY", "file", "", "The certificate's private key as PEM."),
+    variable("AEP_BUFFER", "count", "10000", "Events held of each session for replay."),
+    variable(
+        "AEP_MAX_SESSIONS",
+        "count",
+        "500",
+        "Sessions held; past it, the least recently written one is forgotten.",
+    ),
+    variable("AEP_BUFFER_BYTES", "size", "256MiB", "Memory of held events over all sessions."),
+    variable(
+        "AEP_WINDOW_BYTES",
+        "size",
+        "64MiB",
+        "Memory of the log that live readers share: how far one may fall behind before it is served from the held sessions.",
+    ),
+    variable("AEP_MAX_BODY", "size", "16MiB", "Largest request body, decompressed."),
+    variable("AEP_MAX_BATCH", "count", "10000", "Most events in one request."),
+    variable("AEP_MAX_FROM", "count", "AEP_MAX_SESSIONS", "Most resume positions in one subscription."),
+    variable("AEP_MAX_SUBSCRIPTIONS", "count", "100", "Most subscriptions of one WebSocket connection."),
+    variable(
+        "AEP_INGEST_BYTES",
+        "size",
+        "128MiB",
+        "Memory of request bodies at one time; past it, requests are answered 503.",
+    ),
+    variable(
+        "AEP_MAX_CONNECTIONS",
+        "count",
+        "16384",
+        "Connections open at one time; past it, new ones wait.",
+    ),
+    variable(
+        "AEP_SCHEMAS",
+        "directory",
+        "",
+        "Payload schemas of vendor types, one {type}.schema.json each, whose x-aep-capture annotations say what a capture ceiling keeps.",
+    ),
+    variable("AEP_FILTER", "JSON", "{}", "attr-match filter: which events are exported."),
+    variable(
+        "AEP_CAPTURE",
+        "none, metadata, redacted or full",
+        "full",
+        "Capture ceiling: how much content an exported event may carry.",
+    ),
+    variable(
+        "AEP_DEDUPE",
+        "count",
+        "50000",
+        "Event keys (source, id) remembered, so that an event is exported once.",
+    ),
+    variable(
+        "AEP_STATE_DIR",
+        "directory",
+        "aep-state",
+        "Where positions, remembered keys and dead letters are kept across restarts.",
+    ),
+    variable(
+        "AEP_DRAIN",
+        "duration",
+        "20s",
+        "How long a stop may take before the process gives up and exits with 1.",
+    ),
+    variable(
+        "AEP_LOG",
+        "filter",
+        "info",
+        "What is logged, in the syntax of tracing's EnvFilter, for example debug or aep_sidecar::relay=debug.",
+    ),
+    variable(
+        "AEP_LOG_FORMAT",
+        "auto, text or json",
+        "auto",
+        "Form of the log on stderr; auto is text on a terminal and JSON elsewhere.",
+    ),
+    secret(
+        "CE_SINK",
+        "URL",
+        "Where CloudEvents go: http(s)://… by POST. Without one, they go to stdout as JSON lines.",
+    ),
+    variable("CE_TIMEOUT", "duration", "30s", "How long one delivery may take."),
+    variable(
+        "CE_RETRY_INITIAL",
+        "duration",
+        "200ms",
+        "Bound of the first pause before a delivery is tried again; doubled each time.",
+    ),
+    variable("CE_RETRY_MAX", "duration", "30s", "Longest such pause."),
+    variable(
+        "CE_CONCURRENCY",
+        "count",
+        "16",
+        "Deliveries under way at one time; each session has at most one.",
+    ),
+    variable(
+        "CE_MAX_PENDING",
+        "count",
+        "1000",
+        "Events waiting for the sink before the export stops taking more.",
+    ),
+    variable("CE_MAX_PENDING_BYTES", "size", "16MiB", "The same, in memory."),
+];

@@ -216,6 +216,23 @@ async fn a_stop_under_load_leaves_no_reader_with_a_gap() {
     assert_eq!(sidecar.stop_after_signal(), Some(0));
 }
 
+#[tokio::test]
+async fn a_reader_that_never_reads_does_not_hold_up_a_stop() {
+    let directory = tempfile::tempdir().unwrap();
+    let sidecar = Sidecar::start(directory.path(), &[("AEP_DRAIN", "4s")]);
+    let mut deaf = std::net::TcpStream::connect(&sidecar.address).unwrap();
+    deaf.write_all(b"GET /stream HTTP/1.1\r\nhost: h\r\n\r\n").unwrap();
+    let padding = "x".repeat(100_000);
+    let padded = |n| event("s", n).replace(r#""seq":"#, &format!(r#""acme":"{padding}","seq":"#));
+    for batch in 0..20 {
+        let lines: Vec<String> = (batch * 10..batch * 10 + 10).map(padded).collect();
+        sidecar.post(&lines).await;
+    }
+    sidecar.process.terminate();
+    sidecar.process.logged("are cut");
+    assert_eq!(sidecar.stop_after_signal(), Some(0));
+}
+
 impl Sidecar {
     fn stop_after_signal(mut self) -> Option<i32> {
         self.process.wait().code()

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-pub use connection::serve;
+pub use connection::{Ends, serve};
 use refusal::{Refusal, Refused};
 pub use tls::{Tls, TlsError};
 

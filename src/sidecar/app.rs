@@ -135,24 +135,24 @@ impl App {
         let hub = relay.hub().clone();
         if let Some(watch) = tokens {
             let list = move |[text]: &[Vec<u8>; 1]| list(&access, text).map_err(|error| error.to_string());
-            shutdown.connections.spawn(watch.run(list, shutdown.stop.clone()));
+            shutdown.connections.spawn(watch.run(list, shutdown.ends.orderly.clone()));
         }
         let tls = certificate.map(|(tls, watch)| {
             let renewed = tls.clone();
             let renew = move |[certificate, key]: &[Vec<u8>; 2]| {
                 renewed.replace(certificate, key).map_err(|error| error.to_string())
             };
-            shutdown.connections.spawn(watch.run(renew, shutdown.stop.clone()));
+            shutdown.connections.spawn(watch.run(renew, shutdown.ends.orderly.clone()));
             tls
         });
-        let accept = serve(relay.clone(), listener, tls, shutdown.connections.clone(), shutdown.stop.clone());
+        let accept = serve(relay.clone(), listener, tls, shutdown.connections.clone(), shutdown.ends.clone());
         let accept = shutdown.connections.spawn(accept);
         let export = export.run(bridge, shutdown.give_up.clone());
         let mut export = std::pin::pin!(export);
         tokio::select! {
             ended = export.as_mut() => {
                 // Its feed has not ended, so this is an error; readers still get an orderly end.
-                shutdown.stop.cancel();
+                shutdown.ends.orderly.cancel();
                 hub.close();
                 shutdown.connections.close();
                 let _in_time = tokio::time::timeout(drain, shutdown.connections.wait()).await;
@@ -164,7 +164,7 @@ impl App {
             }
         }
         let deadline = Instant::now() + drain;
-        shutdown.stop.cancel();
+        shutdown.ends.orderly.cancel();
         // The readers get what requests in flight still bring. One that takes too long is refused afterwards.
         let _settled = tokio::time::timeout(drain / SETTLING, relay.settled()).await;
         hub.close();
@@ -173,7 +173,11 @@ impl App {
             if accept.await.is_err() {
                 tracing::error!("the accept loop has panicked");
             }
-            shutdown.connections.wait().await;
+            if tokio::time::timeout(drain / SETTLING, shutdown.connections.wait()).await.is_err() {
+                tracing::warn!("connections that take no goodbye are cut");
+                shutdown.ends.cut.cancel();
+                shutdown.connections.wait().await;
+            }
             shutdown.finish.cancel();
         };
         // The export goes on meanwhile: what requests in flight admit is still exported.

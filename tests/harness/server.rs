@@ -16,7 +16,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use aep_sidecar::aep::Registry;
-use aep_sidecar::relay::http::{Relay, serve};
+use aep_sidecar::relay::http::{Ends, Relay, serve};
 use aep_sidecar::relay::metrics::Code;
 use aep_sidecar::relay::{Access, Hub, Limits, Metrics, Token};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -48,7 +48,8 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let relay = Relay::new(hub.clone(), limits, access, tracker.clone());
-        tracker.spawn(serve(relay, listener, None, tracker.clone(), stop.clone()));
+        let ends = Ends { orderly: stop.clone(), ..Ends::default() };
+        tracker.spawn(serve(relay, listener, None, tracker.clone(), ends));
         Self { address, hub, stop, tracker, client: reqwest::Client::new() }
     }
 

@@ -24,21 +24,24 @@ use crate::relay::limits::Times;
 /// How long accepting pauses when the process is out of file handles.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Accepts connections until `shutdown`, then closes each after its request in flight. The tracker holds a task
+/// When connections end. Cloning shares it.
+#[derive(Debug, Clone, Default)]
+pub struct Ends {
+    /// Cancelled: no connection is accepted any more, and each one ends after its request in flight.
+    pub orderly: CancellationToken,
+    /// Cancelled after that: those that are still open are cut.
+    pub cut: CancellationToken,
+}
+
+/// Accepts connections until their end, in order or by a cut. The tracker holds a task
 /// for each connection. With `tls` nothing else is spoken: a peer that begins in plain HTTP is disconnected.
-pub async fn serve(
-    relay: Relay,
-    listener: TcpListener,
-    tls: Option<Tls>,
-    tracker: TaskTracker,
-    shutdown: CancellationToken,
-) {
+pub async fn serve(relay: Relay, listener: TcpListener, tls: Option<Tls>, tracker: TaskTracker, ends: Ends) {
     let router = super::router(relay.clone());
     let places = Arc::new(Semaphore::new(relay.limits().max_connections));
     loop {
         let accepted = tokio::select! {
             biased;
-            () = shutdown.cancelled() => return,
+            () = ends.orderly.cancelled() => return,
             accepted = accept(&listener, &places) => accepted,
         };
         let (stream, place) = match accepted {
@@ -49,8 +52,7 @@ pub async fn serve(
                 continue;
             }
         };
-        let connection =
-            connection(stream, tls.clone(), router.clone(), relay.limits().times, shutdown.clone());
+        let connection = connection(stream, tls.clone(), router.clone(), relay.limits().times, ends.clone());
         let metrics = relay.hub().metrics().clone();
         tracker.spawn(async move {
             metrics.connections.inc();
@@ -70,30 +72,24 @@ async fn accept(
     Ok((stream, place))
 }
 
-async fn connection(
-    stream: TcpStream,
-    tls: Option<Tls>,
-    router: Router,
-    times: Times,
-    shutdown: CancellationToken,
-) {
+async fn connection(stream: TcpStream, tls: Option<Tls>, router: Router, times: Times, ends: Ends) {
     if let Err(error) = prepare(&stream, times.write) {
         tracing::debug!(%error, "a connection's options can't be set");
     }
     let stream = WriteDeadline::new(stream, times.write);
-    let Some(tls) = tls else { return speak(stream, router, times, shutdown).await };
+    let Some(tls) = tls else { return speak(stream, router, times, ends).await };
     let shaken = tokio::select! {
         shaken = tls.accept(stream, times.head) => shaken,
-        () = shutdown.cancelled() => return,
+        () = ends.orderly.cancelled() => return,
     };
     match shaken {
-        Ok(stream) => speak(stream, router, times, shutdown).await,
+        Ok(stream) => speak(stream, router, times, ends).await,
         Err(error) => tracing::debug!(%error, "a handshake failed"),
     }
 }
 
-/// Speaks HTTP until the peer goes, or until the request in flight at `shutdown` is answered.
-async fn speak<S>(stream: S, router: Router, times: Times, shutdown: CancellationToken)
+/// Speaks HTTP until the peer goes, or until the request in flight at the end is answered.
+async fn speak<S>(stream: S, router: Router, times: Times, ends: Ends)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -107,9 +103,12 @@ where
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = shutdown.cancelled() => {
+        () = ends.orderly.cancelled() => {
             connection.as_mut().graceful_shutdown();
-            connection.await
+            tokio::select! {
+                ended = connection => ended,
+                () = ends.cut.cancelled() => return,
+            }
         }
     };
     if let Err(error) = ended {

@@ -11,6 +11,7 @@
 //! | who sees what content? | [`capture`], [`registry`] |
 //! | which events does a subscription match? | [`filter`] |
 //! | what does an event look like on an SSE stream? | [`sse`] |
+//! | what is said beside events on a WebSocket? | [`frame`] |
 //! | what does it look like as a CloudEvent, and back? | [`cloudevents`] |
 
 pub mod capture;
@@ -19,6 +20,7 @@ pub mod envelope;
 pub mod event;
 pub mod event_type;
 pub mod filter;
+pub mod frame;
 pub mod json;
 pub mod position;
 pub mod registry;

@@ -9,6 +9,7 @@
 //! | where do live readers read from? | [`log`] |
 //! | what is held of a session, in which order, and what was forgotten? | [`buffer`], [`history`] |
 //! | how does a reader get from replay to live? | [`subscriber`] |
+//! | where does a command go? | [`control`] |
 //! | who may, and see what? | [`auth`] |
 //! | how are connections encrypted? | [`http::Tls`] |
 //! | how much? | [`limits`] |
@@ -16,6 +17,7 @@
 
 pub mod auth;
 pub mod buffer;
+pub mod control;
 pub mod history;
 pub mod http;
 pub mod hub;
@@ -28,4 +30,4 @@ pub use auth::{Access, Token, Tokens};
 pub use hub::Hub;
 pub use limits::Limits;
 pub use metrics::Metrics;
-pub use subscriber::{From, Step, Subscriber, Subscription, Then};
+pub use subscriber::{From, OnLoss, Step, Subscriber, Subscription, Then};

@@ -201,7 +201,7 @@ proptest! {
             if let Some(id) = id {
                 let token = ResumeToken::from_event_id(&id).unwrap();
                 prop_assert_eq!(Some(token.session.as_str()), event.session());
-                prop_assert_eq!(Some(token.position), event.position());
+                prop_assert_eq!(token.position, event.position());
             }
         }
     }

@@ -26,7 +26,7 @@ fn hub(limits: Limits) -> Hub {
 }
 
 fn token(session: &str, seq: u64) -> ResumeToken {
-    ResumeToken { session: session.to_owned(), position: Position::new(0, seq) }
+    ResumeToken { session: session.to_owned(), position: Some(Position::new(0, seq)) }
 }
 
 fn subscribe(hub: &Hub, from: From, then: Then) -> Subscriber {
@@ -125,7 +125,12 @@ fn a_bounded_replay_serves_sessions_that_the_filter_names() {
     let filter = Filter::parse(r#"{"session":["s","t"]}"#).unwrap();
     let ask = |from, then| {
         let mut seen = Seen::default();
-        seen.drain(&mut hub.subscribe(Subscription { filter: filter.clone(), from, then, ceiling: None }));
+        seen.drain(&mut hub.subscribe(Subscription {
+            filter: filter.clone(),
+            from,
+            then,
+            ..Subscription::default()
+        }));
         seen.ids
     };
     assert_eq!(ask(From::Now, Then::End), ["s1", "t1", "t2"]);
@@ -325,7 +330,7 @@ fn asked(reader: &Reader, arrivals: &[Arrival]) -> Vec<usize> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn nothing_is_missed_and_nothing_comes_twice(moves in moves(), tiny_log: bool) {

@@ -1,6 +1,6 @@
 //! The envelope: which attributes an event may carry, and what each of their values must look like.
 //!
-//! Layout. An [`Envelope`] holds no text of its own. Every attribute is a [`Span`] into the event's text, which
+//! Layout. An `Envelope` holds no text of its own. Every attribute is a `Span` into the event's text, which
 //! is the received bytes followed by the decoded form of the few strings that were written with escapes. A
 //! span within the received bytes stands between its two quotes; one past them has its quoted original
 //! recorded in `escaped`. So an attribute's value is a slice, its exact JSON is a slice, and an event is one

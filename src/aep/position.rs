@@ -23,6 +23,15 @@ impl Position {
         Self { epoch, seq }
     }
 
+    /// The position before the first one of `epoch`: what `(epoch, -1)` means. `None` is before every position.
+    #[must_use]
+    pub const fn before_epoch(epoch: u64) -> Option<Self> {
+        match epoch.checked_sub(1) {
+            Some(epoch) => Some(Self { epoch, seq: u64::MAX }),
+            None => None,
+        }
+    }
+
     /// The least position greater than this one.
     #[must_use]
     pub const fn successor(self) -> Self {
@@ -47,8 +56,8 @@ impl fmt::Display for Position {
 pub struct ResumeToken {
     /// The session, by its bare name.
     pub session: String,
-    /// The last processed position.
-    pub position: Position,
+    /// The last processed position; `None` stands before every one.
+    pub position: Option<Position>,
 }
 
 impl ResumeToken {
@@ -63,7 +72,7 @@ impl ResumeToken {
         if session.is_empty() {
             return None;
         }
-        Some(Self { session: session.to_owned(), position: Position::new(part(epoch)?, part(seq)?) })
+        Some(Self { session: session.to_owned(), position: Some(Position::new(part(epoch)?, part(seq)?)) })
     }
 }
 
@@ -114,7 +123,7 @@ mod tests {
     fn event_id_splits_from_the_right() {
         let token = ResumeToken::from_event_id("a:b:c:3:187").unwrap();
         assert_eq!(token.session, "a:b:c");
-        assert_eq!(token.position, Position::new(3, 187));
+        assert_eq!(token.position, Some(Position::new(3, 187)));
     }
 
     #[test]

@@ -13,9 +13,6 @@ pub const PING: &[u8] = b": ping\n\n";
 pub const REPLAY_COMPLETE: &[u8] = b": replay-complete\n\n";
 /// The end of a stream whose server is going away.
 pub const SHUTTING_DOWN: &[u8] = b": shutting-down\n\n";
-/// What a stream starts with, so that its headers pass every buffer on the way at once.
-pub const CONNECTED: &[u8] = b": connected\n\n";
-
 /// Appends the message of `event` to `out`.
 ///
 /// Spec: AEP-0003 §3.3.

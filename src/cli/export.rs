@@ -72,6 +72,7 @@ async fn export(
     settings: &Settings,
     stop: CancellationToken,
 ) -> Result<ExitCode, ExportFileError> {
+    settings.warn_of_unknown();
     let registry = schemas::load(settings.schemas.as_deref())?;
     let longest = NonZeroUsize::new(settings.limits.max_body).unwrap_or(NonZeroUsize::MIN);
     let bar = progress_bar(size);

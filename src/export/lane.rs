@@ -132,15 +132,16 @@ impl Lanes {
         lane.queue.push_back(Held { event, fingerprint });
     }
 
-    /// The next event to send, when one may be sent now.
-    pub(crate) fn next(&mut self, now: Instant, wall: SystemTime) -> Option<Departure> {
+    /// The next event to send, when one may be sent now. `in_doubt` is how many that were acknowledged still count
+    /// as under way.
+    pub(crate) fn next(&mut self, now: Instant, wall: SystemTime, in_doubt: usize) -> Option<Departure> {
         while let Some((until, id)) = self.waiting.first().copied()
             && until <= now
         {
             self.waiting.pop_first();
             self.ready.push_back(id);
         }
-        if self.in_flight >= self.bounds.concurrency || self.ready.is_empty() {
+        if self.in_flight.saturating_add(in_doubt) >= self.bounds.concurrency || self.ready.is_empty() {
             return None;
         }
         if self.stopping && !self.breaker.is_flowing() {
@@ -252,7 +253,7 @@ mod tests {
     }
 
     fn next(lanes: &mut Lanes, now: Instant) -> Option<(String, Permit)> {
-        lanes.next(now, WALL).map(|d| (d.delivery.event.id().to_owned(), d.permit))
+        lanes.next(now, WALL, 0).map(|d| (d.delivery.event.id().to_owned(), d.permit))
     }
 
     #[test]
@@ -297,8 +298,8 @@ mod tests {
         let refused = DeliveryError::Transient { reason: Reason::Refused, retry_after: None };
         let mut probed = Vec::new();
         for _ in 0..4 {
-            let departure = lanes.next(now, WALL).unwrap();
-            assert!(lanes.next(now, WALL).is_none() || departure.permit == Permit::Flow);
+            let departure = lanes.next(now, WALL, 0).unwrap();
+            assert!(lanes.next(now, WALL, 0).is_none() || departure.permit == Permit::Flow);
             probed.push(departure.lane.0);
             lanes.failed(departure.lane, departure.permit, &refused, now);
             if departure.permit == Permit::Flow {
@@ -315,11 +316,11 @@ mod tests {
         for lane in 1..=4 {
             admit(&mut lanes, lane, 1);
         }
-        let (one, two) = (lanes.next(now, WALL).unwrap(), lanes.next(now, WALL).unwrap());
+        let (one, two) = (lanes.next(now, WALL, 0).unwrap(), lanes.next(now, WALL, 0).unwrap());
         let refused = DeliveryError::Transient { reason: Reason::Refused, retry_after: None };
         lanes.failed(one.lane, one.permit, &refused, now);
         let end = lanes.wakes_at().unwrap();
-        let probe = lanes.next(end, WALL).unwrap();
+        let probe = lanes.next(end, WALL, 0).unwrap();
         assert_eq!((probe.permit, lanes.wakes_at()), (Permit::Probe, None));
         lanes.failed(probe.lane, probe.permit, &refused, end);
         assert!(lanes.wakes_at().is_some());

@@ -52,8 +52,8 @@ pub struct ExportConfig {
 }
 
 impl ExportConfig {
-    /// The defaults: 100 000 events remembered, nothing kept on disk, attempts of 30 s at most, 16 in flight,
-    /// 10 000 events or 64 MiB held, 10 s to stop, 64 MiB of dead letters.
+    /// The defaults: 50 000 events remembered, nothing kept on disk, attempts of 30 s at most, 16 in flight,
+    /// 1000 events or 16 MiB held, 10 s to stop, 64 MiB of dead letters.
     #[must_use]
     pub fn new(sink: Target) -> Self {
         const fn bound(n: usize) -> NonZeroUsize {
@@ -61,13 +61,13 @@ impl ExportConfig {
         }
         Self {
             sink,
-            dedupe: bound(100_000),
+            dedupe: bound(50_000),
             state_dir: None,
             timeout: Duration::from_secs(30),
             retry: RetryPolicy::default(),
             concurrency: bound(16),
-            max_pending: bound(10_000),
-            max_pending_bytes: bound(64 << 20),
+            max_pending: bound(1000),
+            max_pending_bytes: bound(16 << 20),
             drain: Duration::from_secs(10),
             max_dead_letters: dead_letter::DEFAULT_BOUND,
         }

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use tokens::{EntryError, Tokens, TokensError};
 
+use super::subscriber::Subscription;
 use crate::aep::Filter;
 
 /// A secret that can be compared and never printed.
@@ -161,6 +162,15 @@ impl Principal {
     #[must_use]
     pub fn bound(&self) -> Option<&Filter> {
         self.bound.as_deref()
+    }
+
+    /// The subscription as far as the principal may see it.
+    #[must_use]
+    pub fn within(&self, subscription: Subscription) -> Subscription {
+        match self.bound() {
+            Some(bound) => subscription.within(bound),
+            None => subscription,
+        }
     }
 
     /// Returns once the principal's token no longer counts, or no longer counts for the same.

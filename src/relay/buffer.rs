@@ -5,7 +5,7 @@
 //! - an event with a position stands at it; one without stands at the position of the event that arrived
 //!   before it, and after every event that was there by then.
 //! - `keys` holds exactly the events in `held`.
-//! - every evicted event's position is at most `evicted`, its arrival at most `evicted_arrival`.
+//! - every evicted event's place and arrival are at most those of `evicted`.
 
 use std::collections::{HashSet, VecDeque};
 use std::hash::{Hash, Hasher};
@@ -14,6 +14,26 @@ use crate::aep::{Event, Position};
 
 /// Where an event stands in its session's history. `None` is before every position.
 pub type Place = (Option<Position>, u64);
+
+/// How far a history has been given up: the highest place and the highest arrival number among evicted events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Edge {
+    /// The highest place.
+    pub place: Place,
+    /// The highest arrival number.
+    pub arrival: u64,
+}
+
+impl Edge {
+    /// The edge that also covers an event.
+    fn with(edge: Option<Self>, held: &Held) -> Self {
+        let (place, arrival) = (held.place(), held.arrival);
+        edge.map_or(Self { place, arrival }, |edge| Self {
+            place: edge.place.max(place),
+            arrival: edge.arrival.max(arrival),
+        })
+    }
+}
 
 /// An event in a session's history.
 #[derive(Debug, Clone)]
@@ -59,16 +79,14 @@ pub struct Buffer {
     keys: HashSet<Keyed>,
     /// The position of the last event to arrive.
     last: Option<Position>,
-    /// The highest position ever evicted.
-    evicted: Option<Position>,
-    /// The highest arrival number ever evicted.
-    evicted_arrival: Option<u64>,
+    /// How far it has been given up.
+    evicted: Option<Edge>,
 }
 
 impl Buffer {
-    /// A buffer for a session of which positions up to `evicted` were once held and forgotten.
+    /// A buffer for a session that was held before and forgotten.
     #[must_use]
-    pub fn resumed(evicted: Option<Position>) -> Self {
+    pub fn resumed(evicted: Option<Edge>) -> Self {
         Self { evicted, ..Self::default() }
     }
 
@@ -97,8 +115,7 @@ impl Buffer {
     pub fn evict(&mut self) -> Option<Event> {
         let oldest = self.held.pop_front()?;
         self.keys.remove(&Keyed(oldest.event.clone()));
-        self.evicted = self.evicted.max(oldest.at);
-        self.evicted_arrival = self.evicted_arrival.max(Some(oldest.arrival));
+        self.evicted = Some(Edge::with(self.evicted, &oldest));
         Some(oldest.event)
     }
 
@@ -114,22 +131,16 @@ impl Buffer {
         self.held.is_empty()
     }
 
-    /// The highest position ever evicted.
+    /// How far it has been given up.
     #[must_use]
-    pub fn evicted(&self) -> Option<Position> {
+    pub fn evicted(&self) -> Option<Edge> {
         self.evicted
     }
 
-    /// The highest arrival number ever evicted.
+    /// How far it would be given up if all of it were.
     #[must_use]
-    pub fn evicted_arrival(&self) -> Option<u64> {
-        self.evicted_arrival
-    }
-
-    /// The highest position held or evicted.
-    #[must_use]
-    pub fn highest(&self) -> Option<Position> {
-        self.held.back().map_or(self.evicted, |last| self.evicted.max(last.at))
+    pub fn end(&self) -> Option<Edge> {
+        self.held.iter().fold(self.evicted, |edge, held| Some(Edge::with(edge, held)))
     }
 
     /// The events held at places after `place`, in order; all of them when there is none.
@@ -138,12 +149,11 @@ impl Buffer {
         self.held.range(start..)
     }
 
-    /// The position to start at when replaying strictly after `position`: past every event that has it as its
-    /// own. An event without a position that stands there is replayed, since one who has processed the
+    /// The events held strictly after `position`, past every event that has it as its own; all of them after `None`. An event without a position that stands there is replayed, since one who has processed the
     /// position may not have seen what came after it.
-    pub fn strictly_after(&self, position: Position) -> impl Iterator<Item = &Held> {
-        let start = self.held.partition_point(|held| held.at < Some(position));
-        self.held.range(start..).filter(move |held| held.event.position() != Some(position))
+    pub fn strictly_after(&self, position: Option<Position>) -> impl Iterator<Item = &Held> {
+        let start = self.held.partition_point(|held| held.at < position);
+        self.held.range(start..).filter(move |held| position.is_none() || held.event.position() != position)
     }
 }
 
@@ -194,20 +204,23 @@ mod tests {
         let buffer =
             buffer(&[("r0", None), ("1", Some(1)), ("r1", None), ("r2", None), ("2", Some(2)), ("r3", None)]);
         assert_eq!(ids(buffer.after(None)), ["r0", "1", "r1", "r2", "2", "r3"]);
-        assert_eq!(ids(buffer.strictly_after(Position::new(0, 1))), ["r1", "r2", "2", "r3"]);
-        assert_eq!(ids(buffer.strictly_after(Position::new(0, 2))), ["r3"]);
-        assert_eq!(ids(buffer.strictly_after(Position::new(0, 0))), ["1", "r1", "r2", "2", "r3"]);
+        assert_eq!(ids(buffer.strictly_after(Some(Position::new(0, 1)))), ["r1", "r2", "2", "r3"]);
+        assert_eq!(ids(buffer.strictly_after(Some(Position::new(0, 2)))), ["r3"]);
+        assert_eq!(ids(buffer.strictly_after(Some(Position::new(0, 0)))), ["1", "r1", "r2", "2", "r3"]);
     }
 
     #[test]
     fn eviction_remembers_its_edge() {
-        let mut buffer = buffer(&[("1", Some(1)), ("2", Some(2)), ("5", Some(5))]);
-        assert_eq!((buffer.evicted(), buffer.highest()), (None, Some(Position::new(0, 5))));
+        let mut buffer = buffer(&[("5", Some(5)), ("1", Some(1)), ("2", Some(2))]);
+        let edge = |seq, place_arrival, arrival| {
+            Some(Edge { place: (Some(Position::new(0, seq)), place_arrival), arrival })
+        };
+        assert_eq!((buffer.evicted(), buffer.end()), (None, edge(5, 0, 2)));
         buffer.evict();
+        assert_eq!(buffer.evicted(), edge(1, 1, 1));
         buffer.evict();
-        assert_eq!(buffer.evicted(), Some(Position::new(0, 2)));
-        assert_eq!(buffer.evicted_arrival(), Some(1));
+        assert_eq!(buffer.evicted(), edge(2, 2, 2));
         buffer.evict();
-        assert_eq!((buffer.evict(), buffer.highest()), (None, Some(Position::new(0, 5))));
+        assert_eq!((buffer.evict(), buffer.evicted(), buffer.end()), (None, edge(5, 0, 2), edge(5, 0, 2)));
     }
 }

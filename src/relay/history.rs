@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use lru::LruCache;
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, Edge};
 use super::limits::Limits;
-use crate::aep::{Event, Position};
+use crate::aep::Event;
 
 /// What came of offering an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,8 +29,8 @@ pub struct History {
     limits: Limits,
     /// By name, in order of their last write.
     sessions: LruCache<Arc<str>, Buffer>,
-    /// The highest position of sessions that were forgotten whole.
-    forgotten: LruCache<Arc<str>, Position>,
+    /// Where sessions ended that were forgotten whole.
+    forgotten: LruCache<Arc<str>, Edge>,
     /// Memory of all held events.
     bytes: usize,
     /// The highest arrival number among events of sessions that were forgotten whole.
@@ -90,14 +90,14 @@ impl History {
     /// Forgets the least recently written session.
     fn forget_one(&mut self, evicted: &mut Evicted) {
         let Some((name, mut buffer)) = self.sessions.pop_lru() else { return };
-        if let Some(highest) = buffer.highest() {
-            self.forgotten.put(name, highest);
+        if let Some(end) = buffer.end() {
+            self.forgotten.put(name, end);
+            self.forgotten_arrival = self.forgotten_arrival.max(Some(end.arrival));
         }
         while let Some(event) = buffer.evict() {
             self.bytes = self.bytes.saturating_sub(event.memory());
             evicted.events.push(event);
         }
-        self.forgotten_arrival = self.forgotten_arrival.max(buffer.evicted_arrival());
         evicted.sessions += 1;
     }
 
@@ -127,20 +127,19 @@ impl History {
         self.sessions.iter().rev().map(|(name, _)| Arc::clone(name)).collect()
     }
 
-    /// The highest position of `session` that can't be replayed any more.
+    /// How far `session` can't be replayed any more.
     #[must_use]
-    pub fn evicted(&self, session: &str) -> Option<Position> {
+    pub fn evicted(&self, session: &str) -> Option<Edge> {
         match self.sessions.peek(session) {
             Some(buffer) => buffer.evicted(),
             None => self.forgotten.peek(session).copied(),
         }
     }
 
-    /// Whether an event that arrived at or after `arrival` was given up.
+    /// Whether an event that arrived at or after `arrival` went with a session that was forgotten whole.
     #[must_use]
-    pub fn has_evicted_since(&self, arrival: u64) -> bool {
+    pub fn has_forgotten_since(&self, arrival: u64) -> bool {
         self.forgotten_arrival >= Some(arrival)
-            || self.sessions.iter().any(|(_, buffer)| buffer.evicted_arrival() >= Some(arrival))
     }
 
     /// How many sessions are held.
@@ -174,6 +173,11 @@ mod tests {
         .unwrap()
     }
 
+    /// The `seq` up to which a session can't be replayed.
+    fn position(history: &History, session: &str) -> Option<u64> {
+        Some(history.evicted(session)?.place.0?.seq)
+    }
+
     fn history(limits: Limits, events: &[(&str, u64)]) -> History {
         let mut history = History::new(limits);
         for (n, (session, seq)) in events.iter().enumerate() {
@@ -187,15 +191,11 @@ mod tests {
         let limits = Limits { max_sessions: 2, ..Limits::default() };
         let mut history = history(limits, &[("a", 1), ("b", 1), ("a", 2), ("c", 1)]);
         assert!(history.session("b").is_none());
-        assert_eq!(history.evicted("b"), Some(Position::new(0, 1)));
-        assert_eq!(history.evicted("a"), None);
-        assert!(history.has_evicted_since(1) && !history.has_evicted_since(2));
+        assert_eq!(position(&history, "b"), Some(1));
+        assert_eq!(position(&history, "a"), None);
+        assert!(history.has_forgotten_since(1) && !history.has_forgotten_since(2));
         history.admit("b", &event("b", 7, 0), 9, &mut Evicted::default());
-        assert_eq!(
-            history.session("b").unwrap().evicted(),
-            Some(Position::new(0, 1)),
-            "also once it is back"
-        );
+        assert_eq!(position(&history, "b"), Some(1), "also once it is back");
     }
 
     #[test]
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(counted, history.bytes());
         history.admit("big", &event("big", 1, 200_000), 2000, &mut Evicted::default());
         assert!(history.is_empty() && history.bytes() == 0, "an event larger than the bound is not held");
-        assert_eq!(history.evicted("big"), Some(Position::new(0, 1)));
+        assert_eq!(position(&history, "big"), Some(1));
     }
 
     #[test]
@@ -231,7 +231,7 @@ mod tests {
             history.admit(&format!("s{n}"), &event(&format!("s{n}"), n, 0), n, &mut Evicted::default());
         }
         assert_eq!(history.forgotten.len(), 20);
-        assert_eq!(history.evicted("s97"), Some(Position::new(0, 97)));
-        assert_eq!(history.evicted("s1"), None);
+        assert_eq!(position(&history, "s97"), Some(97));
+        assert_eq!(position(&history, "s1"), None);
     }
 }

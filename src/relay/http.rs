@@ -5,6 +5,7 @@ mod discovery;
 mod ingest;
 mod parameters;
 pub mod refusal;
+mod socket;
 mod stream;
 mod tls;
 
@@ -19,6 +20,7 @@ use axum::routing::{MethodRouter, get};
 use http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 pub use connection::serve;
 use refusal::{Refusal, Refused};
@@ -105,6 +107,11 @@ impl Relay {
         if principal.may(permission) { Ok(principal) } else { Err(Refusal::Forbidden { permission }) }
     }
 
+    /// A token that makes a stop wait for whoever holds it.
+    fn tracked(&self) -> TaskTrackerToken {
+        self.0.tracker.token()
+    }
+
     /// Reads the rest of a refused body for a while: a peer that is cut off while it sends may never see why.
     fn discard(&self, body: axum::body::Body) {
         let (time, bytes) = DISCARD;
@@ -121,6 +128,8 @@ fn router(relay: Relay) -> Router {
         .route("/events", MethodRouter::new().get(discovery::discovery).post(ingest::ingest))
         .route("/.well-known/aep", get(discovery::discovery))
         .route("/stream", MethodRouter::new().get(stream::get).post(stream::post))
+        .route("/socket", get(socket::upgrade))
+        .route("/connections", get(discovery::connections))
         .route("/healthz", get(discovery::health))
         .fallback(|| async { Refusal::NotFound })
         .method_not_allowed_fallback(method_not_allowed)

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use super::control::{Connections, Unrouted};
 use super::history::{Admission, Evicted, History};
 use super::limits::Limits;
 use super::log::Log;
@@ -29,6 +30,7 @@ pub(super) struct Shared {
     pub(super) head: watch::Sender<u64>,
     pub(super) registry: Arc<Registry>,
     pub(super) metrics: Metrics,
+    connections: Connections,
     /// Cancelled when every reader is to be sent home.
     closing: CancellationToken,
 }
@@ -55,8 +57,9 @@ impl Hub {
     pub fn new(limits: Limits, registry: Arc<Registry>, metrics: Metrics) -> Self {
         let state = State { log: Log::new(limits.window_bytes), history: History::new(limits) };
         let closing = CancellationToken::new();
+        let connections = Connections::new(limits.remembered());
         let (head, _) = watch::channel(0);
-        Self(Arc::new(Shared { state: Mutex::new(state), head, registry, metrics, closing }))
+        Self(Arc::new(Shared { state: Mutex::new(state), head, registry, metrics, connections, closing }))
     }
 
     /// Takes events in: each into its session's history, unless one with its `(source, id)` is held there, and
@@ -104,6 +107,31 @@ impl Hub {
     #[must_use]
     pub fn subscribe(&self, subscription: Subscription) -> Subscriber {
         Subscriber::start(Arc::clone(&self.0), subscription)
+    }
+
+    /// Takes a command in: to the one connection that claims its session, into the session's history and to the
+    /// readers. A command that is not routed enters neither.
+    ///
+    /// # Errors
+    /// When it isn't routed.
+    ///
+    /// Spec: AEP-0004 §4.
+    pub fn command(&self, command: Event) -> Result<(), Unrouted> {
+        self.0.connections.route(&command)?;
+        self.admit(vec![command]);
+        Ok(())
+    }
+
+    /// Who is connected.
+    #[must_use]
+    pub fn connections(&self) -> &Connections {
+        &self.0.connections
+    }
+
+    /// Changes with every arrival: for a reader of several subscriptions, which looks at all of them when it does.
+    #[must_use]
+    pub fn arrivals(&self) -> watch::Receiver<u64> {
+        self.0.head.subscribe()
     }
 
     /// How much is held.

@@ -158,6 +158,17 @@ impl Log {
         Read::Blocks(blocks)
     }
 
+    /// The events in the log that arrived at or after `arrival` and that no history holds.
+    #[must_use]
+    pub fn live_only(&self, arrival: u64) -> Vec<Event> {
+        let blocks = self.blocks.iter().filter(|block| block.end() > arrival);
+        let numbered = blocks.flat_map(|block| block.events.iter().zip(block.first..));
+        numbered
+            .filter(|(event, n)| *n >= arrival && event.scope() == Scope::Agent)
+            .map(|(event, _)| event.clone())
+            .collect()
+    }
+
     /// Whether an event that arrived at or after `arrival` is gone from here and was never in a history.
     #[must_use]
     pub fn has_lost_since(&self, arrival: u64) -> bool {

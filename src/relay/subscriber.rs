@@ -6,9 +6,9 @@
 //! number, so none comes twice and none is missed, however slowly the reader takes it.
 //!
 //! A reader that falls behind the log's oldest block catches up from the histories by the same means: the
-//! arrivals from its cursor up to a new one. Where something among these was given up, or was never in a
-//! history, the stream ends ([`Step::Behind`]) so that the reader resumes by positions and is told exactly
-//! what it lost.
+//! arrivals from its cursor up to a new one. Where something among these may have been given up, before or while
+//! it catches up, it is told ([`Step::Behind`]) and, unless it asked to go on, its stream ends, so that it
+//! resumes by positions and learns exactly what it lost.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::buffer::Place;
+use super::buffer::{Buffer, Edge, Held, Place};
+use super::history::History;
 use super::hub::{Shared, State};
 use super::log::{Block, Read};
 use crate::aep::capture::down_level;
@@ -33,6 +34,8 @@ pub struct Subscription {
     pub from: From,
     /// What follows the replay.
     pub then: Then,
+    /// What to do when live events are lost to this reader.
+    pub on_loss: OnLoss,
 }
 
 impl Subscription {
@@ -70,6 +73,16 @@ pub enum Then {
     End,
 }
 
+/// What a reader wants when it fell behind everything that is held.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnLoss {
+    /// The end of its stream, so that it resumes by positions and is told exactly what it lost.
+    #[default]
+    End,
+    /// To be told, and to go on with what is still held.
+    GoOn,
+}
+
 /// One step of what a reader gets.
 #[derive(Debug, Clone)]
 pub enum Step {
@@ -86,7 +99,7 @@ pub enum Step {
     },
     /// The replay is over and nothing follows.
     Complete,
-    /// The reader fell behind everything that is held: the stream ends.
+    /// The reader fell behind everything that is held. The stream ends, unless it asked to go on.
     Behind,
 }
 
@@ -111,10 +124,11 @@ pub struct Subscriber {
     filter: Filter,
     ceiling: Option<Capture>,
     then: Then,
+    on_loss: OnLoss,
     /// Arrivals before this are replayed, from it on they are live.
     cursor: u64,
-    /// Arrivals before this are known to the reader and not replayed again.
-    known: u64,
+    /// While the reader catches up: arrivals before this have reached it already.
+    known: Option<u64>,
     /// Sessions yet to be replayed.
     replay: VecDeque<Lane>,
     /// Steps at hand.
@@ -128,7 +142,31 @@ struct Lane {
     session: Arc<str>,
     start: Start,
     /// The loss that the reader has been told of: everything evicted up to here.
-    told: Option<Position>,
+    told: Option<Edge>,
+}
+
+impl Lane {
+    /// What is held of the session and not yet taken.
+    fn rest<'b>(&self, buffer: &'b Buffer) -> Box<dyn Iterator<Item = &'b Held> + 'b> {
+        match self.start {
+            Start::Earliest => Box::new(buffer.after(None)),
+            Start::Asked(position) => Box::new(buffer.strictly_after(position)),
+            Start::Given(place) => Box::new(buffer.after(Some(place))),
+        }
+    }
+
+    /// How far the session was given up, when that may have cost the reader something that it hasn't been told
+    /// of. `known` is the arrival number before which a reader that catches up has everything.
+    fn loss(&self, history: &History, known: Option<u64>) -> Option<Edge> {
+        let edge = history.evicted(&self.session)?;
+        let lost = match self.start {
+            // Everything that is held was asked for, however little that is, unless more should have come live.
+            Start::Earliest => known.is_some_and(|known| edge.arrival >= known),
+            Start::Asked(position) => edge.place.0 > position,
+            Start::Given(place) => edge.place > place && edge.arrival >= known.unwrap_or(0),
+        };
+        (lost && self.told != Some(edge)).then_some(edge)
+    }
 }
 
 /// Where in its session's history a replay stands.
@@ -136,15 +174,15 @@ struct Lane {
 enum Start {
     /// Before everything.
     Earliest,
-    /// Strictly after a position that the reader named.
-    Asked(Position),
+    /// Strictly after a position that the reader named; `None` is before every one.
+    Asked(Option<Position>),
     /// After what it was given last.
     Given(Place),
 }
 
 impl Subscriber {
     pub(super) fn start(shared: Arc<Shared>, subscription: Subscription) -> Self {
-        let Subscription { filter, ceiling, from, then } = subscription;
+        let Subscription { filter, ceiling, from, then, on_loss } = subscription;
         let head = shared.head.subscribe();
         let state = shared.state.lock();
         let replay = lanes(&state, &filter, from, then);
@@ -156,8 +194,9 @@ impl Subscriber {
             filter,
             ceiling,
             then,
+            on_loss,
             cursor,
-            known: 0,
+            known: None,
             replay,
             ready: VecDeque::new(),
             done: false,
@@ -209,51 +248,39 @@ impl Subscriber {
 
     fn end(&mut self, step: Step) -> Option<Step> {
         self.done = true;
-        if matches!(step, Step::Behind) {
-            self.shared.metrics.readers_behind.inc();
-        }
         Some(step)
     }
 
     /// Takes the next piece of the first session that is being replayed.
     fn replay_piece(&mut self) -> Progress {
         let Some(lane) = self.replay.front_mut() else { return Progress::Made };
-        let arrivals = self.known..self.cursor;
+        let arrivals = self.known.unwrap_or(0)..self.cursor;
         let mut events = Vec::new();
-        let mut marker = None;
         let state = self.shared.state.lock();
-        let finished = {
-            let State { history, .. } = &*state;
-            let buffer = history.session(&lane.session);
-            let reached = match lane.start {
-                Start::Earliest => None,
-                Start::Asked(position) => Some(position),
-                Start::Given((at, _)) => at,
-            };
-            if let (Some(reached), Some(evicted)) = (reached, history.evicted(&lane.session))
-                && evicted > reached
-                && lane.told < Some(evicted)
-            {
-                lane.told = Some(evicted);
-                let held = buffer.into_iter().flat_map(|buffer| buffer.strictly_after(reached));
-                let earliest = held.filter_map(|held| held.event.position()).next();
-                marker = Some(earliest.unwrap_or_else(|| evicted.successor()));
-            }
-            match buffer {
-                None => true,
-                Some(buffer) => match lane.start {
-                    Start::Earliest => take(buffer.after(None), &arrivals, lane, &mut events),
-                    Start::Asked(position) => {
-                        take(buffer.strictly_after(position), &arrivals, lane, &mut events)
-                    }
-                    Start::Given(place) => take(buffer.after(Some(place)), &arrivals, lane, &mut events),
-                },
-            }
+        let buffer = state.history.session(&lane.session);
+        let loss = lane.loss(&state.history, self.known);
+        let earliest = loss.map(|edge| {
+            let held = buffer.into_iter().flat_map(|buffer| lane.rest(buffer));
+            let next = held.filter_map(|held| held.event.position()).next();
+            next.unwrap_or_else(|| edge.place.0.map_or(Position::default(), Position::successor))
+        });
+        let finished = match buffer {
+            None => true,
+            Some(buffer) => take(lane.rest(buffer), &arrivals, lane, &mut events),
         };
         drop(state);
-        if let Some(earliest) = marker {
-            self.shared.metrics.replays_exhausted.inc();
-            self.ready.push_back(Step::Exhausted { session: Arc::clone(&lane.session), earliest });
+        if let (Some(edge), Some(earliest)) = (loss, earliest) {
+            lane.told = Some(edge);
+            if self.known.is_some() {
+                // Not what was asked for, but what should have come live.
+                if let Some(end) = self.lost() {
+                    return end;
+                }
+            } else {
+                self.shared.metrics.replays_exhausted.inc();
+                let session = Arc::clone(&lane.session);
+                self.ready.push_back(Step::Exhausted { session, earliest });
+            }
         }
         if finished {
             self.replay.pop_front();
@@ -264,6 +291,18 @@ impl Subscriber {
             self.done = true;
         }
         Progress::Made
+    }
+
+    /// What follows from live events being lost: the end of the stream, unless the reader wants to go on.
+    fn lost(&mut self) -> Option<Progress> {
+        self.shared.metrics.readers_behind.inc();
+        match self.on_loss {
+            OnLoss::End => Some(Progress::Ended(Step::Behind)),
+            OnLoss::GoOn => {
+                self.ready.push_back(Step::Behind);
+                None
+            }
+        }
     }
 
     /// Queues what the subscription wants of replayed events.
@@ -288,12 +327,18 @@ impl Subscriber {
         let state = self.shared.state.lock();
         match state.log.read(self.cursor, PIECE_BYTES) {
             Read::Behind => {
-                if state.log.has_lost_since(self.cursor) || state.history.has_evicted_since(self.cursor) {
-                    return Progress::Ended(Step::Behind);
-                }
-                self.known = self.cursor;
+                let lost =
+                    state.log.has_lost_since(self.cursor) || state.history.has_forgotten_since(self.cursor);
+                let behind = self.cursor;
+                self.known = Some(behind);
                 self.cursor = state.log.next();
                 self.replay = lanes(&state, &self.filter, From::All, Then::Live);
+                let live_only = state.log.live_only(behind);
+                drop(state);
+                if lost && let Some(end) = self.lost() {
+                    return end;
+                }
+                self.select(live_only);
                 Progress::Made
             }
             Read::Blocks(blocks) => {
@@ -357,7 +402,7 @@ fn lanes(state: &State, filter: &Filter, from: From, then: Then) -> VecDeque<Lan
         }
         From::Tokens(tokens) => {
             // A session named twice is replayed once, from the lower position.
-            let mut asked: BTreeMap<String, Position> = BTreeMap::new();
+            let mut asked: BTreeMap<String, Option<Position>> = BTreeMap::new();
             let mut order = Vec::with_capacity(tokens.len());
             for token in tokens {
                 match asked.get_mut(&token.session) {
@@ -387,7 +432,7 @@ fn lanes(state: &State, filter: &Filter, from: From, then: Then) -> VecDeque<Lan
 
 /// Takes a piece of a session into `events`. Whether that was its last.
 fn take<'b>(
-    held: impl Iterator<Item = &'b super::buffer::Held>,
+    held: impl Iterator<Item = &'b Held>,
     arrivals: &Range<u64>,
     lane: &mut Lane,
     events: &mut Vec<Event>,

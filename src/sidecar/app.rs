@@ -60,6 +60,9 @@ pub enum AppError {
     /// Signals can't be listened to.
     #[error("can't listen for signals: {0}")]
     Signals(io::Error),
+    /// The sink didn't take everything within the time for a stop.
+    #[error("stopped before the sink took everything: at least {0} accepted events are lost")]
+    Undelivered(u64),
     /// A stop took longer than it may.
     #[error("the stop took longer than AEP_DRAIN={0:?}")]
     Overdue(Duration),
@@ -85,9 +88,7 @@ impl App {
     /// # Errors
     /// When the address, the state directory, the schemas, the tokens or the certificate can't be used.
     pub async fn start(settings: Settings) -> Result<Self, AppError> {
-        for (name, near) in &settings.unknown {
-            tracing::warn!(variable = name, nearest = near, "no such setting: it has no effect");
-        }
+        settings.warn_of_unknown();
         let registry = Arc::new(schemas::load(settings.schemas.as_deref())?);
         let access = Access::new(settings.token);
         let tokens = match settings.tokens_file {
@@ -100,7 +101,7 @@ impl App {
         let export = Export::open(config(&settings.export, settings.drain), export::Metrics::default())?;
         // Subscribed before the first event can come in.
         let ExportSettings { filter, ceiling, .. } = settings.export;
-        let bridge = Bridge::new(hub.clone(), filter, ceiling, shutdown.finish.clone());
+        let bridge = Bridge::new(&hub, filter, ceiling, shutdown.finish.clone());
         let listener = TcpListener::bind(settings.listen)
             .await
             .map_err(|error| AppError::Listen { address: settings.listen, error })?;
@@ -185,7 +186,10 @@ impl App {
             Ok(ended) => {
                 let summary = ended?;
                 tracing::info!(delivered = summary.delivered, "stopped");
-                Ok(())
+                match summary.unhandled {
+                    0 => Ok(()),
+                    undelivered => Err(AppError::Undelivered(undelivered)),
+                }
             }
             Err(_) => Err(AppError::Overdue(drain)),
         }

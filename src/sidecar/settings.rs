@@ -21,6 +21,7 @@ pub use value::{LogFormat, Setting};
 
 use crate::aep::{Capture, Filter};
 use crate::export::Target;
+use crate::relay::limits::Times;
 use crate::relay::{Limits, Token};
 
 /// What the process runs with.
@@ -110,6 +111,7 @@ struct Raw {
     aep_max_body: Field<Size>,
     aep_max_batch: Field<NonZeroUsize>,
     aep_max_from: Field<NonZeroUsize>,
+    aep_max_subscriptions: Field<NonZeroUsize>,
     aep_ingest_bytes: Field<Size>,
     aep_max_connections: Field<NonZeroUsize>,
     aep_schemas: Field<PathBuf>,
@@ -136,6 +138,13 @@ impl Settings {
     /// Everything that is wrong with it.
     pub fn from_env() -> Result<Self, SettingsError> {
         Self::read(std::env::vars_os())
+    }
+
+    /// Logs the names that look like settings and are none.
+    pub fn warn_of_unknown(&self) {
+        for (name, near) in &self.unknown {
+            tracing::warn!(variable = name, nearest = near, "no such setting: it has no effect");
+        }
     }
 
     /// Reads variables.
@@ -173,12 +182,18 @@ impl Settings {
             max_body: read.size("AEP_MAX_BODY", raw.aep_max_body, bounds.max_body),
             max_batch: read.count("AEP_MAX_BATCH", raw.aep_max_batch, bounds.max_batch),
             max_from: read.count("AEP_MAX_FROM", raw.aep_max_from, max_sessions),
+            max_subscriptions: read.count(
+                "AEP_MAX_SUBSCRIPTIONS",
+                raw.aep_max_subscriptions,
+                bounds.max_subscriptions,
+            ),
             ingest_bytes: read.size("AEP_INGEST_BYTES", raw.aep_ingest_bytes, bounds.ingest_bytes),
             max_connections: read.count(
                 "AEP_MAX_CONNECTIONS",
                 raw.aep_max_connections,
                 bounds.max_connections,
             ),
+            times: Times::default(),
         };
         let export = ExportSettings {
             filter: read.or("AEP_FILTER", raw.aep_filter, Filter::default()),

@@ -4,7 +4,12 @@
     dead_code,
     reason = "every test crate has its own copy and uses its own part of it"
 )]
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a helper of tests fails by panicking")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a helper of tests fails by panicking"
+)]
 
 use std::io::{BufRead as _, BufReader, Read};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! Keeps the checkpoint up to date on disk, without ever holding up delivery.
+//! Keeps the checkpoint up to date on disk. Delivery waits for it only as far as it must for a crash to forget
+//! no more acknowledgements than deliveries may be under way, and not at all while the disk fails.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -27,6 +28,8 @@ pub(crate) struct Keeper {
     /// Encoded records that aren't written yet.
     unwritten: Vec<u8>,
     unwritten_count: usize,
+    /// Records in the write that is under way.
+    writing_count: usize,
     /// Records in the journal.
     journal_count: usize,
     journal_bound: usize,
@@ -71,6 +74,7 @@ impl Keeper {
             files: Files::None,
             unwritten: Vec::new(),
             unwritten_count: 0,
+            writing_count: 0,
             journal_count: 0,
             journal_bound: bound.get().max(MIN_JOURNAL),
             needs_snapshot: false,
@@ -108,6 +112,12 @@ impl Keeper {
         }
     }
 
+    /// How many acknowledgements a crash would forget now. While the disk can't be written to, none are counted:
+    /// nothing waits for it then.
+    pub(crate) fn in_doubt(&self) -> usize {
+        if self.failures > 0 { 0 } else { self.unwritten_count.saturating_add(self.writing_count) }
+    }
+
     /// Starts the next write when there is something to write and no write is under way.
     pub(crate) fn start(&mut self, now: Instant) {
         if self.retry_at.is_none_or(|at| at <= now) {
@@ -136,6 +146,7 @@ impl Keeper {
             count: std::mem::take(&mut self.unwritten_count),
             snapshot: snapshot.then(|| store.snapshot(&self.checkpoint)),
         };
+        self.writing_count = job.count;
         self.files = Files::Writing(tokio::task::spawn_blocking(move || {
             let result = match job.snapshot.take() {
                 Some(bytes) => {
@@ -172,6 +183,7 @@ impl Keeper {
             return;
         };
         self.files = Files::Idle(store);
+        self.writing_count = 0;
         match result {
             Ok(()) => {
                 if job.snapshot.is_some() {

@@ -192,7 +192,7 @@ impl Run {
 
     /// Sends whatever may be sent.
     fn launch(&mut self, now: Instant) {
-        while let Some(departure) = self.lanes.next(now, wall_clock()) {
+        while let Some(departure) = self.lanes.next(now, wall_clock(), self.keeper.in_doubt()) {
             let sink = Arc::clone(&self.sink);
             self.in_flight.push(Box::pin(async move {
                 let Departure { lane, permit, delivery, first_attempt } = departure;

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::{Relay, Tls};
-use crate::relay::limits::{HEAD_TIMEOUT, WRITE_TIMEOUT};
+use crate::relay::limits::Times;
 
 /// How long accepting pauses when the process is out of file handles.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -49,7 +49,8 @@ pub async fn serve(
                 continue;
             }
         };
-        let connection = connection(stream, tls.clone(), router.clone(), shutdown.clone());
+        let times = relay.limits().times;
+        let connection = connection(stream, tls.clone(), router.clone(), times, shutdown.clone());
         let metrics = relay.hub().metrics().clone();
         tracker.spawn(async move {
             metrics.connections.inc();
@@ -69,33 +70,40 @@ async fn accept(
     Ok((stream, place))
 }
 
-async fn connection(stream: TcpStream, tls: Option<Tls>, router: Router, shutdown: CancellationToken) {
-    if let Err(error) = prepare(&stream) {
+async fn connection(
+    stream: TcpStream,
+    tls: Option<Tls>,
+    router: Router,
+    times: Times,
+    shutdown: CancellationToken,
+) {
+    if let Err(error) = prepare(&stream, times.write) {
         tracing::debug!(%error, "a connection's options can't be set");
     }
-    let stream = WriteDeadline::new(stream, WRITE_TIMEOUT);
-    let Some(tls) = tls else { return speak(stream, router, shutdown).await };
+    let stream = WriteDeadline::new(stream, times.write);
+    let Some(tls) = tls else { return speak(stream, router, times, shutdown).await };
     let shaken = tokio::select! {
-        shaken = tls.accept(stream) => shaken,
+        shaken = tls.accept(stream, times.head) => shaken,
         () = shutdown.cancelled() => return,
     };
     match shaken {
-        Ok(stream) => speak(stream, router, shutdown).await,
+        Ok(stream) => speak(stream, router, times, shutdown).await,
         Err(error) => tracing::debug!(%error, "a handshake failed"),
     }
 }
 
 /// Speaks HTTP until the peer goes, or until the request in flight at `shutdown` is answered.
-async fn speak<S>(stream: S, router: Router, shutdown: CancellationToken)
+async fn speak<S>(stream: S, router: Router, times: Times, shutdown: CancellationToken)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let io = TokioIo::new(stream);
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
+        .header_read_timeout(times.head)
         .half_close(true)
-        .serve_connection(io, TowerToHyperService::new(router));
+        .serve_connection(io, TowerToHyperService::new(router))
+        .with_upgrades();
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
@@ -111,12 +119,12 @@ where
 }
 
 /// Small writes go out at once, and a peer that vanished is noticed.
-fn prepare(stream: &TcpStream) -> io::Result<()> {
+fn prepare(stream: &TcpStream, patience: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = socket2::SockRef::from(stream);
-    socket.set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(WRITE_TIMEOUT))?;
+    socket.set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(patience))?;
     #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(WRITE_TIMEOUT))?;
+    socket.set_tcp_user_timeout(Some(patience))?;
     Ok(())
 }
 

@@ -17,7 +17,7 @@ use super::refusal::{Refusal, json};
 use super::{Relay, media_type};
 use crate::aep::{Event, Scope, event};
 use crate::relay::auth::Permission;
-use crate::relay::limits::{BODY_TIMEOUT, Limits};
+use crate::relay::limits::Limits;
 
 /// The header that names the protocol version.
 const VERSION: &str = "aep-version";
@@ -93,7 +93,7 @@ pub(super) async fn ingest(State(relay): State<Relay>, request: Request<Body>) -
     let budget = relay.budget().clone();
     let mut share = Share { budget: &budget, bytes: 0, max: limits.ingest_bytes };
     let announced = content_length(&parts.headers);
-    let bytes = match collect(body, announced, limits.max_body, &mut share).await {
+    let bytes = match collect(body, announced, &limits, &mut share).await {
         Ok(bytes) => bytes,
         Err((refusal, rest)) => {
             // Answered at once; what is still being sent is read for a while, so that the peer gets to see it.
@@ -149,15 +149,16 @@ fn content_length(headers: &HeaderMap) -> Option<usize> {
 async fn collect(
     mut body: Body,
     announced: Option<usize>,
-    max_body: usize,
+    limits: &Limits,
     share: &mut Share<'_>,
 ) -> Result<BytesMut, (Refusal, Option<Body>)> {
+    let max_body = limits.max_body;
     if announced.is_some_and(|length| length > max_body) {
         return Err((Refusal::PayloadTooLarge { max_bytes: max_body }, Some(body)));
     }
     let mut bytes = BytesMut::with_capacity(announced.unwrap_or(0).min(LARGE));
     loop {
-        match tokio::time::timeout(BODY_TIMEOUT, body.frame()).await {
+        match tokio::time::timeout(limits.times.body, body.frame()).await {
             Err(_) => return Err((Refusal::BodyTimeout, None)),
             Ok(None) => return Ok(bytes),
             Ok(Some(Err(_))) => return Err((Refusal::BodyIncomplete, None)),
@@ -228,7 +229,7 @@ pub(super) async fn read_document(relay: &Relay, body: Body, headers: &HeaderMap
     let budget = relay.budget().clone();
     let limits = relay.limits();
     let mut share = Share { budget: &budget, bytes: 0, max: limits.ingest_bytes };
-    match collect(body, content_length(headers), limits.max_body, &mut share).await {
+    match collect(body, content_length(headers), limits, &mut share).await {
         Ok(bytes) => String::from_utf8(bytes.into())
             .map_err(|_| Refusal::Parameter { name: "body", must: "be a JSON object in UTF-8".into() }),
         Err((refusal, rest)) => {

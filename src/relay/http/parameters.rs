@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use super::refusal::Refusal;
 use crate::aep::json::{self, Kind};
 use crate::aep::{Capture, Filter, Position, ResumeToken};
-use crate::relay::subscriber::{From, Subscription, Then};
+use crate::relay::subscriber::{From, OnLoss, Subscription, Then};
 
 /// Reads the parameters of `GET /stream`.
 ///
@@ -64,6 +64,14 @@ pub(super) fn from_body(text: &str, headers: &HeaderMap, max_from: usize) -> Res
     read.finish(headers)
 }
 
+/// Reads the parameters of a `subscribe` frame, which is always live.
+///
+/// Spec: AEP-0003 §6.5.
+pub(super) fn from_frame(text: &str, max_from: usize) -> Result<Subscription, Refusal> {
+    let subscription = from_body(text, &HeaderMap::new(), max_from)?;
+    Ok(Subscription { then: Then::Live, ..subscription })
+}
+
 /// The names and values of a query, decoded. A value that isn't UTF-8 is `None`.
 pub(super) fn pairs(query: &str) -> impl Iterator<Item = (Cow<'_, str>, Option<Cow<'_, str>>)> {
     query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
@@ -108,23 +116,27 @@ fn position(element: &RawValue) -> Result<ResumeToken, &'static str> {
                 session.replace(text.ok_or("session must be a non-empty string")?.into_owned()).is_some()
             }
             "epoch" => epoch.replace(counter(value).ok_or("epoch must be an integer from 0 on")?).is_some(),
-            "seq" => seq.replace(counter(value).ok_or("seq must be an integer from 0 on")?).is_some(),
+            "seq" => seq.replace(integer(value).ok_or("seq must be an integer")?).is_some(),
             _ => false,
         };
         if twice { Err("a member stands twice") } else { Ok(()) }
     })
     .map_err(|_| "not an object")??;
-    Ok(ResumeToken {
-        session: session.ok_or("session is missing")?,
-        position: Position::new(epoch.unwrap_or(0), seq.ok_or("seq is missing")?),
-    })
+    let epoch = epoch.unwrap_or(0);
+    let position = match u64::try_from(seq.ok_or("seq is missing")?) {
+        Ok(seq) => Some(Position::new(epoch, seq)),
+        // A reader that has nothing of an epoch yet says so by -1.
+        Err(_) => Position::before_epoch(epoch),
+    };
+    Ok(ResumeToken { session: session.ok_or("session is missing")?, position })
+}
+
+fn integer(value: &RawValue) -> Option<i64> {
+    if json::kind(value) == Kind::Number { json::integer(value.get()) } else { None }
 }
 
 fn counter(value: &RawValue) -> Option<u64> {
-    if json::kind(value) != Kind::Number {
-        return None;
-    }
-    json::integer(value.get()).and_then(|integer| u64::try_from(integer).ok())
+    integer(value).and_then(|integer| u64::try_from(integer).ok())
 }
 
 struct Reader {
@@ -175,6 +187,7 @@ impl Reader {
             ceiling: self.capture,
             from,
             then: self.live.unwrap_or_default(),
+            on_loss: OnLoss::End,
         })
     }
 }
@@ -203,7 +216,7 @@ mod tests {
     }
 
     fn token(session: &str, epoch: u64, seq: u64) -> ResumeToken {
-        ResumeToken { session: session.to_owned(), position: Position::new(epoch, seq) }
+        ResumeToken { session: session.to_owned(), position: Some(Position::new(epoch, seq)) }
     }
 
     #[test]
@@ -215,6 +228,18 @@ mod tests {
         assert_eq!(query("from=all").unwrap().from, From::All);
         assert_eq!(query("from=[]").unwrap().from, From::Tokens(vec![]));
         assert_eq!(query("").unwrap().from, From::Now);
+    }
+
+    #[test]
+    fn a_negative_seq_is_before_its_epoch() {
+        for (text, position) in [
+            (r#"from=[{"session":"s","seq":-1}]"#, None),
+            (r#"from=[{"session":"s","epoch":0,"seq":-5}]"#, None),
+            (r#"from=[{"session":"s","epoch":3,"seq":-1}]"#, Some(Position::new(2, u64::MAX))),
+        ] {
+            let token = ResumeToken { session: "s".to_owned(), position };
+            assert_eq!(query(text).unwrap().from, From::Tokens(vec![token]), "{text}");
+        }
     }
 
     #[test]
@@ -259,7 +284,7 @@ mod tests {
             (r#"from=[{"session":"s"}]"#, "invalid-from"),
             (r#"from=[{"seq":1}]"#, "invalid-from"),
             (r#"from=[{"session":"","seq":1}]"#, "invalid-from"),
-            (r#"from=[{"session":"s","seq":-1}]"#, "invalid-from"),
+            (r#"from=[{"session":"s","seq":1,"epoch":-1}]"#, "invalid-from"),
             (r#"from=[{"session":"s","seq":1.5}]"#, "invalid-from"),
             (r#"from=[{"session":"s","seq":"1"}]"#, "invalid-from"),
             (r#"from=[{"session":"s","seq":1,"seq":2}]"#, "invalid-from"),

@@ -82,6 +82,8 @@ pub enum Refusal {
         /// How many there were.
         count: usize,
     },
+    /// A request to `/socket` that is no WebSocket handshake.
+    NotAHandshake,
     /// No such path.
     NotFound,
     /// A path that doesn't take the method.
@@ -136,6 +138,7 @@ impl Refusal {
                 _ => "invalid-request",
             },
             Self::TooManyPositions { .. } => "limit-exceeded",
+            Self::NotAHandshake => "websocket-required",
             Self::NotFound => "not-found",
             Self::MethodNotAllowed { .. } => "method-not-allowed",
         }
@@ -154,6 +157,7 @@ impl Refusal {
             | Self::BodyIncomplete
             | Self::Filter(_)
             | Self::Parameter { .. }
+            | Self::NotAHandshake
             | Self::TooManyPositions { .. } => StatusCode::BAD_REQUEST,
             Self::PayloadTooLarge { .. } | Self::TooManyEvents { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
@@ -161,6 +165,12 @@ impl Refusal {
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed { .. } => StatusCode::METHOD_NOT_ALLOWED,
         }
+    }
+
+    /// What is wrong, for people.
+    #[must_use]
+    pub fn detail(&self) -> String {
+        self.answer().detail.unwrap_or_default()
     }
 
     fn answer(&self) -> Answer {
@@ -196,6 +206,7 @@ impl Refusal {
                 count: Some(*count),
                 ..detail(format!("from: holds {count} positions, AEP_MAX_FROM allows {max}"))
             },
+            Self::NotAHandshake => detail("this path takes WebSocket handshakes".into()),
             Self::NotFound => detail("no such path".into()),
             Self::MethodNotAllowed { allow } => detail(format!("this path takes {allow}")),
         }

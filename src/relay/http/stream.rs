@@ -17,7 +17,7 @@ use super::refusal::Refusal;
 use super::{Relay, ingest, media_type, parameters};
 use crate::aep::sse;
 use crate::relay::auth::{Permission, Principal};
-use crate::relay::limits::{PING_INTERVAL, WRITE_SIZE};
+use crate::relay::limits::WRITE_SIZE;
 use crate::relay::subscriber::{Step, Subscriber, Subscription};
 
 /// `GET /stream`.
@@ -41,11 +41,7 @@ pub(super) async fn post(State(relay): State<Relay>, request: Request<Body>) -> 
 }
 
 fn open(relay: &Relay, principal: Principal, subscription: Subscription) -> Response {
-    let subscription = match principal.bound() {
-        Some(bound) => subscription.within(bound),
-        None => subscription,
-    };
-    let subscriber = relay.hub().subscribe(subscription);
+    let subscriber = relay.hub().subscribe(principal.within(subscription));
     relay.hub().metrics().subscribers.inc();
     let reader = Reader { relay: relay.clone(), principal, subscriber, state: Stage::New };
     let pieces = stream::unfold(reader, |mut reader| async {
@@ -100,7 +96,7 @@ impl Reader {
             // First, or a reader with much to read would never be stopped.
             () = self.principal.revoked() => None,
             step = self.subscriber.next() => step,
-            () = tokio::time::sleep(PING_INTERVAL) => return Some(Bytes::from_static(sse::PING)),
+            () = tokio::time::sleep(self.relay.limits().times.stream_ping) => return Some(Bytes::from_static(sse::PING)),
             () = self.relay.hub().closing() => {
                 self.state = Stage::Ended;
                 return Some(Bytes::from_static(sse::SHUTTING_DOWN));

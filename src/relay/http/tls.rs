@@ -7,6 +7,7 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::RwLock;
 use rustls::crypto::ring;
@@ -17,8 +18,6 @@ use rustls::{InconsistentKeys, ServerConfig};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
-
-use crate::relay::limits::HEAD_TIMEOUT;
 
 /// What a listener needs to speak TLS 1.2 and 1.3. Cloning shares it.
 #[derive(Clone)]
@@ -64,13 +63,14 @@ impl Tls {
         Ok(())
     }
 
-    /// Shakes hands with a peer, which has the time of a request's head for it.
+    /// Shakes hands with a peer, which has `time` for it.
     pub(super) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         stream: S,
+        time: Duration,
     ) -> io::Result<TlsStream<S>> {
         let config = Arc::clone(&self.current.read());
-        tokio::time::timeout(HEAD_TIMEOUT, TlsAcceptor::from(config).accept(stream)).await?
+        tokio::time::timeout(time, TlsAcceptor::from(config).accept(stream)).await?
     }
 }
 
@@ -142,7 +142,7 @@ mod tests {
         let tls = Tls::new(certificate.as_bytes(), key.as_bytes()).unwrap();
         let (near, _far) = tokio::io::duplex(1024);
         let start = tokio::time::Instant::now();
-        let error = tls.accept(near).await.unwrap_err();
-        assert_eq!((error.kind(), start.elapsed()), (io::ErrorKind::TimedOut, HEAD_TIMEOUT));
+        let error = tls.accept(near, Duration::from_secs(30)).await.unwrap_err();
+        assert_eq!((error.kind(), start.elapsed().as_secs()), (io::ErrorKind::TimedOut, 30));
     }
 }

@@ -73,6 +73,7 @@ pub const VARIABLES: &[Variable] = &[
     variable("AEP_MAX_BODY", "size", "16MiB", "Largest request body, decompressed."),
     variable("AEP_MAX_BATCH", "count", "10000", "Most events in one request."),
     variable("AEP_MAX_FROM", "count", "AEP_MAX_SESSIONS", "Most resume positions in one subscription."),
+    variable("AEP_MAX_SUBSCRIPTIONS", "count", "100", "Most subscriptions of one WebSocket connection."),
     variable(
         "AEP_INGEST_BYTES",
         "size",

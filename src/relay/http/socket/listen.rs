@@ -1,0 +1,262 @@
+//! The reading half of a WebSocket connection.
+
+use std::collections::HashSet;
+
+use axum::extract::ws::{Message, WebSocket, close_code};
+use futures_util::stream::SplitStream;
+use futures_util::{FutureExt as _, StreamExt as _};
+use serde_json::value::RawValue;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+use super::{Answer, Ending};
+use crate::aep::frame::{Frame, Incoming, Plain};
+use crate::aep::{Event, EventError, Scope};
+use crate::relay::auth::{Permission, Principal};
+use crate::relay::control::{Connection, Unrouted};
+use crate::relay::http::refusal::Refusal;
+use crate::relay::http::{Relay, parameters};
+
+/// Events that arrived together are taken in together, up to this many.
+const BATCH: usize = 256;
+
+/// Takes what the peer sends.
+pub(super) struct Listener<'c> {
+    relay: &'c Relay,
+    principal: &'c Principal,
+    connection: Connection,
+    answers: mpsc::Sender<Answer>,
+    /// The ids of the live subscriptions.
+    subscriptions: HashSet<String>,
+    /// Events that are read and not yet taken in.
+    events: Vec<Event>,
+}
+
+impl<'c> Listener<'c> {
+    pub(super) fn new(
+        relay: &'c Relay,
+        principal: &'c Principal,
+        connection: Connection,
+        answers: mpsc::Sender<Answer>,
+    ) -> Self {
+        Self { relay, principal, connection, answers, subscriptions: HashSet::new(), events: Vec::new() }
+    }
+
+    /// Listens until the connection is to end.
+    pub(super) async fn run(&mut self, stream: &mut SplitStream<WebSocket>) -> Ending {
+        loop {
+            let message = match self.events.is_empty() {
+                true => match timeout(self.relay.limits().times.silence, stream.next()).await {
+                    Ok(message) => message,
+                    Err(_) => return Ending::Silent,
+                },
+                // What has been read is taken in as soon as nothing more is at hand.
+                false => match stream.next().now_or_never() {
+                    Some(message) if self.events.len() < BATCH => message,
+                    other => {
+                        self.take_in();
+                        match other {
+                            Some(message) => message,
+                            None => continue,
+                        }
+                    }
+                },
+            };
+            let ended = match message {
+                None => Err(Ending::Gone),
+                Some(Err(error)) => Err(self.broken(&error).await),
+                Some(Ok(message)) => self.message(message).await,
+            };
+            if let Err(ending) = ended {
+                return ending;
+            }
+        }
+    }
+
+    /// Takes in what has been read.
+    pub(super) fn take_in(&mut self) {
+        self.relay.hub().admit(std::mem::take(&mut self.events));
+    }
+
+    async fn message(&mut self, message: Message) -> Result<(), Ending> {
+        match message {
+            Message::Text(text) => self.text(&text).await,
+            Message::Binary(_) => {
+                self.refuse(Plain::error("binary-unsupported")).await?;
+                Err(Ending::Violation { code: close_code::UNSUPPORTED })
+            }
+            Message::Ping(_) | Message::Pong(_) => Ok(()),
+            Message::Close(_) => Err(Ending::Gone),
+        }
+    }
+
+    /// What to do about a message that could not be read.
+    async fn broken(&self, error: &axum::Error) -> Ending {
+        // The library closes nothing by itself; a message past the bound is the one error worth an answer.
+        let too_large = format!("{error:?}").contains("TooLong");
+        if !too_large || self.refuse(Plain::error("payload-too-large")).await.is_err() {
+            return Ending::Gone;
+        }
+        Ending::Violation { code: close_code::SIZE }
+    }
+
+    async fn text(&mut self, text: &str) -> Result<(), Ending> {
+        match Incoming::read(text) {
+            Incoming::Event(event) => self.event(event).await,
+            Incoming::Frame(frame) => self.frame(frame).await,
+            Incoming::BadJson => self.refuse(Plain::error("bad-json")).await,
+            Incoming::InvalidEvent { error, id } => self.invalid(&error, id.as_deref()).await,
+        }
+    }
+
+    async fn invalid(&self, error: &EventError, id: Option<&str>) -> Result<(), Ending> {
+        let detail = error.to_string();
+        let code = "invalid-event";
+        self.refuse(Plain::Error { id: None, code, detail: Some(&detail), cause: id, versions: None }).await
+    }
+
+    async fn event(&mut self, event: Event) -> Result<(), Ending> {
+        if event.scope() == Scope::Command {
+            // In order with what was sent before it.
+            self.take_in();
+            return self.command(event).await;
+        }
+        if !self.principal.may(Permission::Emit) {
+            let (code, detail) = ("unauthorized", Some("this token does not permit emit"));
+            return self
+                .refuse(Plain::Error { id: None, code, detail, cause: Some(event.id()), versions: None })
+                .await;
+        }
+        if let (Some(session), Scope::Session) = (event.session(), event.scope()) {
+            self.connection.claim(session);
+        }
+        self.events.push(event);
+        Ok(())
+    }
+
+    async fn command(&self, event: Event) -> Result<(), Ending> {
+        let routed = if self.principal.may(Permission::Control) {
+            self.relay.hub().command(event.clone())
+        } else {
+            Err(Unrouted::Unauthorized)
+        };
+        let Err(refused) = routed else { return Ok(()) };
+        tracing::info!(
+            code = refused.code(),
+            source = event.source(),
+            id = event.id(),
+            session = event.session(),
+            command = event.event_type(),
+            "a command was refused"
+        );
+        let (code, detail) = (refused.code(), Some(refused.detail()));
+        self.refuse(Plain::Error { id: None, code, detail, cause: Some(event.id()), versions: None }).await
+    }
+
+    async fn frame(&mut self, frame: Frame) -> Result<(), Ending> {
+        // In order with what was sent before it: a subscription begins after it, a pong says that it is in.
+        self.take_in();
+        match frame {
+            Frame::Subscribe { id, text } => self.subscribe(id, &text).await,
+            Frame::Unsubscribe { id } => self.unsubscribe(id).await,
+            Frame::Roster { id } => self.roster(id).await,
+            Frame::Ping { t } => {
+                let t = t.and_then(|t| RawValue::from_string(t).ok());
+                self.frame_text(Plain::Pong { t: t.as_deref() }.to_text()).await
+            }
+            Frame::Hello(_) | Frame::Other => Ok(()),
+        }
+    }
+
+    async fn subscribe(&mut self, id: Option<String>, text: &str) -> Result<(), Ending> {
+        let Some(id) = id else {
+            return self.refuse_request(None, "invalid-filter", "id: must be a non-empty string").await;
+        };
+        if !self.principal.may(Permission::Read) {
+            return self.refuse_request(Some(&id), "unauthorized", "this token does not permit read").await;
+        }
+        if self.subscriptions.contains(&id) {
+            return self.refuse_request(Some(&id), "invalid-filter", "id: a live subscription has it").await;
+        }
+        let max = self.relay.limits().max_subscriptions;
+        if self.subscriptions.len() >= max {
+            let detail = format!("AEP_MAX_SUBSCRIPTIONS allows {max} subscriptions");
+            return self.refuse_request(Some(&id), "limit-exceeded", &detail).await;
+        }
+        let subscription = match parameters::from_frame(text, self.relay.limits().max_from) {
+            Ok(subscription) => self.principal.within(subscription),
+            Err(refusal) => {
+                let code = match refusal {
+                    Refusal::TooManyPositions { .. } => "limit-exceeded",
+                    _ => "invalid-filter",
+                };
+                return self.refuse_request(Some(&id), code, &refusal.detail()).await;
+            }
+        };
+        self.subscriptions.insert(id.clone());
+        self.connection.set_subscriptions(self.subscriptions.len());
+        let subscriber = Box::new(self.relay.hub().subscribe(subscription));
+        self.answer(Answer::Subscribed { id, subscriber }).await
+    }
+
+    async fn unsubscribe(&mut self, id: Option<String>) -> Result<(), Ending> {
+        let Some(id) = id else {
+            return self.refuse_request(None, "invalid-filter", "id: must be a non-empty string").await;
+        };
+        self.subscriptions.remove(&id);
+        self.connection.set_subscriptions(self.subscriptions.len());
+        self.answer(Answer::Unsubscribed { id }).await
+    }
+
+    async fn roster(&self, id: Option<String>) -> Result<(), Ending> {
+        let Some(id) = id else {
+            return self.refuse_request(None, "invalid-filter", "id: must be a non-empty string").await;
+        };
+        if self.connection.is_emitter() || !self.principal.may(Permission::Read) {
+            return self.refuse_request(Some(&id), "unauthorized", "the roster is for consumers").await;
+        }
+        let mut entries = self.relay.hub().connections().roster();
+        if let Some(bound) = self.principal.bound() {
+            // What a filter says of sessions it doesn't name can't be told without an event: they stay unseen.
+            let named: HashSet<&str> = bound.sessions().into_iter().flatten().collect();
+            entries.retain(|entry| named.contains(&*entry.session));
+        }
+        self.frame_text(Plain::Roster { id: &id, entries }.to_text()).await
+    }
+
+    async fn refuse_request(&self, id: Option<&str>, code: &'static str, detail: &str) -> Result<(), Ending> {
+        self.refuse(Plain::Error { id, code, detail: Some(detail), cause: None, versions: None }).await
+    }
+
+    async fn refuse(&self, error: Plain<'_>) -> Result<(), Ending> {
+        if let Plain::Error { code, .. } = &error {
+            self.relay.hub().metrics().refused(closed(code));
+        }
+        self.frame_text(error.to_text()).await
+    }
+
+    async fn frame_text(&self, text: String) -> Result<(), Ending> {
+        self.answer(Answer::Frame(text)).await
+    }
+
+    async fn answer(&self, answer: Answer) -> Result<(), Ending> {
+        self.answers.send(answer).await.map_err(|_| Ending::Gone)
+    }
+}
+
+/// The code as a label: from the closed set.
+fn closed(code: &str) -> &'static str {
+    const CODES: [&str; 10] = [
+        "ambiguous",
+        "bad-json",
+        "binary-unsupported",
+        "invalid-event",
+        "invalid-filter",
+        "limit-exceeded",
+        "no-route",
+        "payload-too-large",
+        "unauthorized",
+        "unsupported",
+    ];
+    CODES.into_iter().find(|known| *known == code).unwrap_or("other")
+}

@@ -5,7 +5,7 @@
 #[path = "harness/server.rs"]
 mod server;
 
-use aep_sidecar::relay::Limits;
+use aep_sidecar::relay::{Access, Limits, Tokens};
 use futures_util::{SinkExt as _, StreamExt as _};
 use serde_json::{Value, json};
 use server::{Server, event, event_with, messages};
@@ -163,6 +163,70 @@ async fn a_handshake_needs_the_token_and_plain_requests_are_refused() {
     assert_eq!(response.status(), 400);
     let body: Value = serde_json::from_str(&response.text().await.unwrap()).unwrap();
     assert_eq!(body["error"], "websocket-required");
+}
+
+/// Tokens that are like their names.
+fn listed(entries: &[(&str, Value)]) -> Tokens {
+    let entries: Vec<Value> = entries
+        .iter()
+        .map(|(name, members)| {
+            let mut entry = json!({"name": name, "token": name});
+            entry.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+            entry
+        })
+        .collect();
+    Tokens::parse(&json!({"tokens": entries}).to_string()).unwrap()
+}
+
+#[tokio::test]
+async fn a_bound_holds_for_every_subscription_and_who_is_revoked_is_closed() {
+    let access = Access::new(None);
+    let bounded = json!({"permissions": ["read"], "filter": {"session": "s"}});
+    let free = json!({"permissions": ["read", "emit"]});
+    access.replace(listed(&[("bounded", bounded.clone()), ("free", free.clone())])).unwrap();
+    let server = Server::start_with(Limits::default(), access.clone()).await;
+    let mut reader = Peer::open(&server, Some("bounded"), "consumer").await;
+    reader.subscribe("all", json!({})).await;
+    let mut other = Peer::open(&server, Some("free"), "consumer").await;
+    other.subscribe("all", json!({})).await;
+    let mut emitter = Peer::open(&server, Some("free"), "emitter").await;
+    for line in [event("t", 1), event("s", 1)] {
+        emitter.send(&line).await;
+        assert_eq!(other.text().await, line);
+    }
+    assert_eq!(reader.text().await, event("s", 1));
+    // Nor is its own event taken from who may only read.
+    reader.send(&event("s", 2)).await;
+    assert_eq!(reader.frame().await["code"], "unauthorized");
+    access.replace(listed(&[("free", free)])).unwrap();
+    let closing = reader.frame().await;
+    assert_eq!((&closing["type"], &closing["reason"]), (&json!("closing"), &json!("unauthorized")));
+    assert_eq!(reader.closed().await, 1008);
+    emitter.send(&event("s", 3)).await;
+    assert_eq!(other.text().await, event("s", 3));
+}
+
+#[tokio::test]
+async fn who_is_revoked_amid_a_replay_gets_no_more_of_it() {
+    let access = Access::new(None);
+    let free = json!({"permissions": ["read", "emit"]});
+    access.replace(listed(&[("gone", free.clone()), ("free", free.clone())])).unwrap();
+    let server = Server::start_with(Limits::default(), access.clone()).await;
+    let data = format!(r#","data":{{"text":"{}"}}"#, "x".repeat(10_000));
+    for batch in 0..20 {
+        let lines: Vec<_> = (0..100).map(|n| event_with("s", batch * 100 + n, &data)).collect();
+        let post = server.post("application/x-ndjson", lines.join("\n")).bearer_auth("free");
+        assert_eq!(post.send().await.unwrap().status(), 202);
+    }
+    let mut reader = Peer::open(&server, Some("gone"), "consumer").await;
+    reader.subscribe("all", json!({"from": "all"})).await;
+    access.replace(listed(&[("free", free)])).unwrap();
+    let mut events = 0;
+    while reader.frame().await["type"] != "closing" {
+        events += 1;
+    }
+    assert!(events < 2000, "all of it was read");
+    assert_eq!(reader.closed().await, 1008);
 }
 
 #[tokio::test]

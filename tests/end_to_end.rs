@@ -178,6 +178,44 @@ async fn readers_of_a_stopping_sidecar_end_in_order() {
     assert_eq!(sidecar.stop_after_signal(), Some(0));
 }
 
+#[tokio::test]
+async fn a_stop_under_load_leaves_no_reader_with_a_gap() {
+    let directory = tempfile::tempdir().unwrap();
+    let sidecar = Sidecar::start(directory.path(), &[]);
+    let mut readers = tokio::task::JoinSet::new();
+    for _ in 0..5 {
+        let mut stream = sidecar.client.get(sidecar.url("/stream")).send().await.unwrap();
+        readers.spawn(async move {
+            let mut text = String::new();
+            while let Some(chunk) = stream.chunk().await.unwrap() {
+                text.push_str(std::str::from_utf8(&chunk).unwrap());
+            }
+            text
+        });
+    }
+    let mut accepted = 0;
+    loop {
+        if accepted == 1000 {
+            sidecar.process.terminate();
+        }
+        let lines: Vec<String> = (accepted..accepted + 20).map(|n| event("s", n)).collect();
+        match sidecar.try_post(&lines).await {
+            Ok(response) if response.status() == 202 => accepted += 20,
+            _ => break,
+        }
+    }
+    // What was accepted, every reader has: it can resume anywhere without a gap.
+    while let Some(text) = readers.join_next().await {
+        let text = text.unwrap();
+        let ids = text.lines().filter_map(|line| line.strip_prefix("id: s:0:"));
+        let seqs: Vec<u64> = ids.map(|seq| seq.parse().unwrap()).collect();
+        assert!(seqs.iter().enumerate().all(|(n, seq)| *seq == n as u64));
+        assert!(seqs.len() as u64 >= accepted, "{accepted} accepted, {} read", seqs.len());
+        assert!(text.ends_with(": shutting-down\n\n"));
+    }
+    assert_eq!(sidecar.stop_after_signal(), Some(0));
+}
+
 impl Sidecar {
     fn stop_after_signal(mut self) -> Option<i32> {
         self.process.wait().code()

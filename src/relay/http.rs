@@ -46,6 +46,8 @@ struct Shared {
     /// Request bodies in memory, in bytes.
     budget: ingest::Budget,
     started: Instant,
+    /// Holds a token for each request that may still admit events.
+    ingests: TaskTracker,
     /// Holds the tasks that read the rest of refused bodies.
     tracker: TaskTracker,
 }
@@ -55,13 +57,20 @@ impl Relay {
     #[must_use]
     pub fn new(hub: Hub, limits: Limits, access: Access, tracker: TaskTracker) -> Self {
         let budget = ingest::Budget::default();
-        Self(Arc::new(Shared { hub, limits, access, budget, started: Instant::now(), tracker }))
+        let (started, ingests) = (Instant::now(), TaskTracker::new());
+        Self(Arc::new(Shared { hub, limits, access, budget, started, ingests, tracker }))
     }
 
     /// The relay's core.
     #[must_use]
     pub fn hub(&self) -> &Hub {
         &self.0.hub
+    }
+
+    /// Returns once no request is under way that may still admit events. For use when no new ones come in.
+    pub async fn settled(&self) {
+        self.0.ingests.close();
+        self.0.ingests.wait().await;
     }
 
     fn limits(&self) -> &Limits {

@@ -23,6 +23,9 @@ use crate::relay::{self, Access, Hub, Tokens};
 /// What is left of the time for a stop when deliveries are no longer started.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// What part of the time for a stop requests in flight have, before the readers are sent home without them.
+const SETTLING: u32 = 4;
+
 /// Why the sidecar can't start, or had to end.
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {
@@ -142,7 +145,7 @@ impl App {
             shutdown.connections.spawn(watch.run(renew, shutdown.stop.clone()));
             tls
         });
-        let accept = serve(relay, listener, tls, shutdown.connections.clone(), shutdown.stop.clone());
+        let accept = serve(relay.clone(), listener, tls, shutdown.connections.clone(), shutdown.stop.clone());
         let accept = shutdown.connections.spawn(accept);
         let export = export.run(bridge, shutdown.give_up.clone());
         let mut export = std::pin::pin!(export);
@@ -162,6 +165,8 @@ impl App {
         }
         let deadline = Instant::now() + drain;
         shutdown.stop.cancel();
+        // The readers get what requests in flight still bring. One that takes too long is refused afterwards.
+        let _settled = tokio::time::timeout(drain / SETTLING, relay.settled()).await;
         hub.close();
         shutdown.connections.close();
         let rest = async {

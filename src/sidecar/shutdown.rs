@@ -8,9 +8,9 @@
 //! | a task a watched file or pair | what it last read of it | `stop` | logged, what was read before stays |
 //! | the export | the feed, the sink, the checkpoint | the end of its feed, or `give_up` | ends the process |
 //!
-//! The order of a stop: no connection is accepted any more and idle ones close; readers are sent home; requests
-//! in flight finish; then, since nothing can be admitted any more, the export's feed ends with the last
-//! admitted event and the export delivers the rest. All of it within `AEP_DRAIN`; what isn't delivered by then
+//! The order of a stop: no connection is accepted any more and idle ones close; requests in flight finish; readers
+//! are sent home with what these brought; then, since nothing can be admitted any more, the export's feed ends with
+//! the last admitted event and the export delivers the rest. All of it within `AEP_DRAIN`; what isn't delivered by then
 //! stays undelivered, and nothing becomes a dead letter for it.
 
 use std::io;

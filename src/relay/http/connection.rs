@@ -49,8 +49,8 @@ pub async fn serve(
                 continue;
             }
         };
-        let times = relay.limits().times;
-        let connection = connection(stream, tls.clone(), router.clone(), times, shutdown.clone());
+        let connection =
+            connection(stream, tls.clone(), router.clone(), relay.limits().times, shutdown.clone());
         let metrics = relay.hub().metrics().clone();
         tracker.spawn(async move {
             metrics.connections.inc();

@@ -83,12 +83,10 @@ impl Drop for Share<'_> {
 ///
 /// Spec: AEP-0003 §3.2.
 pub(super) async fn ingest(State(relay): State<Relay>, request: Request<Body>) -> Result<Response, Refusal> {
+    let _settles = relay.0.ingests.token();
     let (parts, body) = request.into_parts();
     relay.authorize(&parts.headers, &parts.uri, Permission::Emit)?;
     let (format, encoding) = read_headers(&parts.headers)?;
-    if relay.hub().is_closing() {
-        return Err(Refusal::Unavailable { reason: "shutting down", retry_after: BUSY });
-    }
     let limits = *relay.limits();
     let budget = relay.budget().clone();
     let mut share = Share { budget: &budget, bytes: 0, max: limits.ingest_bytes };
@@ -112,6 +110,10 @@ pub(super) async fn ingest(State(relay): State<Relay>, request: Request<Body>) -
     } else {
         parse(&bytes, format, encoding, &limits)?
     };
+    if relay.hub().is_closing() {
+        // The readers are gone: who took these events in now would keep them to itself.
+        return Err(Refusal::Unavailable { reason: "shutting down", retry_after: BUSY });
+    }
     let accepted = events.len();
     relay.hub().admit(events);
     Ok(json(StatusCode::ACCEPTED, &Accepted { accepted }))

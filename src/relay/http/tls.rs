@@ -63,14 +63,14 @@ impl Tls {
         Ok(())
     }
 
-    /// Shakes hands with a peer, which has `time` for it.
+    /// Shakes hands with a peer, which has `patience` for it.
     pub(super) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         stream: S,
-        time: Duration,
+        patience: Duration,
     ) -> io::Result<TlsStream<S>> {
         let config = Arc::clone(&self.current.read());
-        tokio::time::timeout(time, TlsAcceptor::from(config).accept(stream)).await?
+        tokio::time::timeout(patience, TlsAcceptor::from(config).accept(stream)).await?
     }
 }
 
@@ -142,7 +142,8 @@ mod tests {
         let tls = Tls::new(certificate.as_bytes(), key.as_bytes()).unwrap();
         let (near, _far) = tokio::io::duplex(1024);
         let start = tokio::time::Instant::now();
-        let error = tls.accept(near, Duration::from_secs(30)).await.unwrap_err();
-        assert_eq!((error.kind(), start.elapsed().as_secs()), (io::ErrorKind::TimedOut, 30));
+        let patience = Duration::from_secs(30);
+        let error = tls.accept(near, patience).await.unwrap_err();
+        assert_eq!((error.kind(), start.elapsed()), (io::ErrorKind::TimedOut, patience));
     }
 }

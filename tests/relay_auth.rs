@@ -16,11 +16,11 @@ use serde_json::{Value, json};
 use server::{Server, Stream, event, event_with};
 
 const TOKENS: &str = r#"{"tokens":[
-    {"name":"agent","token":"ag3nt","permissions":["emit"]},
-    {"name":"reader","token":"re4d","permissions":["read"]},
-    {"name":"billing","token":"b1ll","permissions":["read","emit"],"filter":{"agent":"billing"}},
-    {"name":"one session","token":"0ne","permissions":["read"],"filter":{"session":["s","u"]}},
-    {"name":"pager","token":"p4ge","permissions":["control"]}
+    {"name":"agent","token":"ag3nt","scopes":["emit"]},
+    {"name":"reader","token":"re4d","scopes":["read"]},
+    {"name":"billing","token":"b1ll","scopes":["read","emit"],"filter":{"agent":"billing"}},
+    {"name":"one session","token":"0ne","scopes":["read"],"filter":{"session":["s","u"]}},
+    {"name":"pager","token":"p4ge","scopes":["control"]}
 ]}"#;
 
 fn encoded(text: &str) -> String {
@@ -173,8 +173,8 @@ async fn who_is_revoked_is_sent_home_and_the_others_read_on() {
         assert_eq!(stream.comment().await.as_deref(), Some("ping"));
     }
     let list = r#"{"tokens":[
-        {"name":"billing","token":"b1ll","permissions":["read"],"filter":{"agent":"billing"}},
-        {"name":"one session","token":"0ne","permissions":["read"],"filter":{"session":["s","u"]}}
+        {"name":"billing","token":"b1ll","scopes":["read"],"filter":{"agent":"billing"}},
+        {"name":"one session","token":"0ne","scopes":["read"],"filter":{"session":["s","u"]}}
     ]}"#;
     access.replace(Tokens::parse(list).unwrap()).unwrap();
     // A clean end: the chunked body is complete.
@@ -239,7 +239,7 @@ impl Running {
 fn listing(tokens: &[&str]) -> String {
     let entries: Vec<Value> = tokens
         .iter()
-        .map(|token| json!({"name": format!("name of {token}"), "token": token, "permissions": ["read"]}))
+        .map(|token| json!({"name": format!("name of {token}"), "token": token, "scopes": ["read"]}))
         .collect();
     json!({"tokens": entries}).to_string()
 }
@@ -316,7 +316,7 @@ fn a_tokens_file_that_can_not_be_used_stops_the_start() {
     for (text, problem) in [
         (None, "AEP_TOKENS_FILE: "),
         (Some("{}"), "must be an object with the one member"),
-        (Some(r#"{"tokens":[{"name":"x","token":"hunter2"}]}"#), "permissions is required"),
+        (Some(r#"{"tokens":[{"name":"x","token":"hunter2"}]}"#), "scopes is required"),
     ] {
         if let Some(text) = text {
             std::fs::write(&file, text).unwrap();

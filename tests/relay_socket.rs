@@ -5,7 +5,7 @@
 #[path = "harness/server.rs"]
 mod server;
 
-use aep_sidecar::relay::{Access, Limits, Tokens};
+use aep_sidecar::relay::{Access, Limits, Token, Tokens};
 use futures_util::{SinkExt as _, StreamExt as _};
 use serde_json::{Value, json};
 use server::{Server, event, event_with, messages};
@@ -165,52 +165,15 @@ async fn a_handshake_needs_the_token_and_plain_requests_are_refused() {
     assert_eq!(body["error"], "websocket-required");
 }
 
-/// Tokens that are like their names.
-fn listed(entries: &[(&str, Value)]) -> Tokens {
-    let entries: Vec<Value> = entries
-        .iter()
-        .map(|(name, members)| {
-            let mut entry = json!({"name": name, "token": name});
-            entry.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
-            entry
-        })
-        .collect();
-    Tokens::parse(&json!({"tokens": entries}).to_string()).unwrap()
-}
-
-#[tokio::test]
-async fn a_bound_holds_for_every_subscription_and_who_is_revoked_is_closed() {
-    let access = Access::new(None);
-    let bounded = json!({"permissions": ["read"], "filter": {"session": "s"}});
-    let free = json!({"permissions": ["read", "emit"]});
-    access.replace(listed(&[("bounded", bounded.clone()), ("free", free.clone())])).unwrap();
-    let server = Server::start_with(Limits::default(), access.clone()).await;
-    let mut reader = Peer::open(&server, Some("bounded"), "consumer").await;
-    reader.subscribe("all", json!({})).await;
-    let mut other = Peer::open(&server, Some("free"), "consumer").await;
-    other.subscribe("all", json!({})).await;
-    let mut emitter = Peer::open(&server, Some("free"), "emitter").await;
-    for line in [event("t", 1), event("s", 1)] {
-        emitter.send(&line).await;
-        assert_eq!(other.text().await, line);
-    }
-    assert_eq!(reader.text().await, event("s", 1));
-    // Nor is its own event taken from who may only read.
-    reader.send(&event("s", 2)).await;
-    assert_eq!(reader.frame().await["code"], "unauthorized");
-    access.replace(listed(&[("free", free)])).unwrap();
-    let closing = reader.frame().await;
-    assert_eq!((&closing["type"], &closing["reason"]), (&json!("closing"), &json!("unauthorized")));
-    assert_eq!(reader.closed().await, 1008);
-    emitter.send(&event("s", 3)).await;
-    assert_eq!(other.text().await, event("s", 3));
-}
-
 #[tokio::test]
 async fn who_is_revoked_amid_a_replay_gets_no_more_of_it() {
     let access = Access::new(None);
-    let free = json!({"permissions": ["read", "emit"]});
-    access.replace(listed(&[("gone", free.clone()), ("free", free.clone())])).unwrap();
+    let list = |tokens: &[&str]| {
+        let entry = |token: &&str| json!({"name": token, "token": token, "scopes": ["read", "emit"]});
+        let entries: Vec<Value> = tokens.iter().map(entry).collect();
+        Tokens::parse(&json!({"tokens": entries}).to_string()).unwrap()
+    };
+    access.replace(list(&["gone", "free"])).unwrap();
     let server = Server::start_with(Limits::default(), access.clone()).await;
     let data = format!(r#","data":{{"text":"{}"}}"#, "x".repeat(10_000));
     for batch in 0..20 {
@@ -220,7 +183,7 @@ async fn who_is_revoked_amid_a_replay_gets_no_more_of_it() {
     }
     let mut reader = Peer::open(&server, Some("gone"), "consumer").await;
     reader.subscribe("all", json!({"from": "all"})).await;
-    access.replace(listed(&[("free", free)])).unwrap();
+    access.replace(list(&["free"])).unwrap();
     let mut events = 0;
     while reader.frame().await["type"] != "closing" {
         events += 1;
@@ -607,4 +570,55 @@ async fn a_hundred_thousand_claims_cost_their_claimant_only() {
     let cancel = command("control.cancel", "mine", "c");
     sender.send(&cancel).await;
     assert_eq!(target.text().await, cancel);
+}
+
+const TOKENS: &str = r#"{"tokens":[
+    {"name":"agent","token":"ag3nt","scopes":["emit"]},
+    {"name":"billing","token":"b1ll","scopes":["read"],"filter":{"session":["s"]}},
+    {"name":"pager","token":"p4ge","scopes":["control"]}
+]}"#;
+
+#[tokio::test]
+async fn a_token_permits_what_it_lists_here_too() {
+    let access = Access::new(Some(Token::new("s3cret").unwrap()));
+    access.replace(Tokens::parse(TOKENS).unwrap()).unwrap();
+    let server = Server::start_with(Limits::default(), access.clone()).await;
+    let mut agent = Peer::open(&server, Some("ag3nt"), "both").await;
+    let mut reader = Peer::open(&server, Some("b1ll"), "consumer").await;
+    let mut pager = Peer::open(&server, Some("p4ge"), "consumer").await;
+    // An emitter reads nothing.
+    agent.say(json!({"type": "subscribe", "id": "x", "filter": {}})).await;
+    assert_eq!(agent.frame().await["code"], "unauthorized");
+    agent.say(json!({"type": "roster", "id": "x"})).await;
+    assert_eq!(agent.frame().await["code"], "unauthorized");
+    // A reader emits nothing, and sees what its bound matches.
+    reader.send(&event("s", 9)).await;
+    let error = reader.frame().await;
+    assert_eq!((&error["code"], &error["cause"]), (&json!("unauthorized"), &json!("9")));
+    reader.subscribe("all", json!({"from": "all"})).await;
+    for line in [event("t", 1), event("s", 1)] {
+        agent.send(&line).await;
+    }
+    assert_eq!(reader.text().await, event("s", 1));
+    reader.say(json!({"type": "roster", "id": "r"})).await;
+    assert_eq!(reader.frame().await["entries"], json!([{"session": "s"}]));
+    reader.send(&command("control.cancel", "s", "c1")).await;
+    assert_eq!(reader.frame().await["code"], "unauthorized");
+    let answer = server.client.get(server.url("/connections")).bearer_auth("b1ll").send().await.unwrap();
+    assert_eq!(answer.status(), 403);
+    // A commander commands.
+    let cancel = command("control.cancel", "s", "c2");
+    pager.send(&cancel).await;
+    assert_eq!(agent.text().await, cancel);
+    assert_eq!(reader.text().await, cancel);
+    // Whose token is withdrawn is sent away, the others go on.
+    access
+        .replace(Tokens::parse(r#"{"tokens":[{"name":"agent","token":"ag3nt","scopes":["emit"]}]}"#).unwrap())
+        .unwrap();
+    let closing = reader.frame().await;
+    assert_eq!((&closing["type"], &closing["reason"]), (&json!("closing"), &json!("unauthorized")));
+    assert_eq!(closing["delivered"], json!([{"sub": "all", "session": "s", "epoch": 0, "seq": 1}]));
+    assert_eq!(reader.closed().await, 1008);
+    agent.say(json!({"type": "ping", "t": 1})).await;
+    assert_eq!(agent.frame().await, json!({"type": "pong", "t": 1}));
 }

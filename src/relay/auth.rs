@@ -301,8 +301,8 @@ mod tests {
     }
 
     const DASHBOARD: &str = r#"{"tokens":[
-        {"name":"dashboard","token":"d4sh","permissions":["read"],"filter":{"agent":"a"}},
-        {"name":"agent","token":"ag3nt","permissions":["emit"]}
+        {"name":"dashboard","token":"d4sh","scopes":["read"],"filter":{"agent":"a"}},
+        {"name":"agent","token":"ag3nt","scopes":["emit"]}
     ]}"#;
 
     #[test]
@@ -344,17 +344,17 @@ mod tests {
         let of =
             |token: &str, members: &str| format!(r#"{{"name":"{token}-name","token":"{token}",{members}}}"#);
         let list = |entries: &[String]| tokens(&format!(r#"{{"tokens":[{}]}}"#, entries.join(",")));
-        let read = r#""permissions":["read"]"#;
+        let read = r#""scopes":["read"]"#;
         let before = ["same", "gone", "widened", "bounded", "renamed"].map(|token| of(token, read));
         access.replace(list(&before)).unwrap();
         let principal = |token: &str| access.bearer_of(token).unwrap();
         let same = principal("same");
         let others = ["gone", "widened", "bounded", "renamed"].map(principal);
         let after = [
-            of("widened", r#""permissions":["read","emit"]"#),
-            of("bounded", r#""permissions":["read"],"filter":{"agent":"a"}"#),
+            of("widened", r#""scopes":["read","emit"]"#),
+            of("bounded", r#""scopes":["read"],"filter":{"agent":"a"}"#),
             of("renamed", read).replace("-name", "-other"),
-            of("same", r#" "permissions" : [ "read" ], "filter" : {}"#),
+            of("same", r#" "scopes" : [ "read" ], "filter" : {}"#),
         ];
         assert_eq!(access.replace(list(&after)).unwrap(), Replaced { listed: 4, revoked: 4 });
         for other in &others {

@@ -2,12 +2,12 @@
 //!
 //! ```json
 //! {"tokens": [
-//!   {"name": "agent",     "token": "…", "permissions": ["emit"]},
-//!   {"name": "dashboard", "token": "…", "permissions": ["read"], "filter": {"agent": "billing"}}
+//!   {"name": "agent",     "token": "…", "scopes": ["emit"]},
+//!   {"name": "dashboard", "token": "…", "scopes": ["read"], "filter": {"agent": "billing"}}
 //! ]}
 //! ```
 //!
-//! Names and tokens are unique. `permissions` are of `emit`, `read` and `control`, at least one, none twice.
+//! Names and tokens are unique. `scopes` are of `emit`, `read` and `control`, at least one, none twice.
 //! `filter` is an attr-match filter, for what may be read; without one, everything may be. What isn't understood
 //! is refused: a misspelt `filter` that was ignored would show its bearer everything.
 //!
@@ -58,7 +58,7 @@ pub enum EntryError {
     #[error("must be an object")]
     NotAnObject,
     /// A member that has no meaning. Its name isn't repeated: it may be a token in the wrong place.
-    #[error("has a member other than name, token, permissions and filter")]
+    #[error("has a member other than name, token, scopes and filter")]
     UnknownMember,
     /// A member stands twice.
     #[error("{0} stands twice")]
@@ -76,13 +76,13 @@ pub enum EntryError {
     #[error("token {0}")]
     Token(#[from] TokenError),
     /// The permissions have another form.
-    #[error("permissions must be an array of at least one of \"emit\", \"read\" and \"control\", none twice")]
+    #[error("scopes must be an array of at least one of \"emit\", \"read\" and \"control\", none twice")]
     Permissions,
     /// The filter isn't legal.
     #[error("{0}")]
     Filter(#[from] FilterError),
     /// A filter that has nothing to bound.
-    #[error("filter bounds what is read, and \"read\" is not among the permissions")]
+    #[error("filter bounds what is read, and \"read\" is not among the scopes")]
     NothingToBound,
     /// An entry before it has the name.
     #[error("another entry has this name")]
@@ -209,14 +209,14 @@ impl Entry {
     }
 }
 
-/// The members of an entry, in the order `name`, `token`, `permissions`, `filter`.
+/// The members of an entry, in the order `name`, `token`, `scopes`, `filter`.
 fn members(element: &RawValue) -> Result<[Option<&RawValue>; 4], EntryError> {
     let [mut name, mut token, mut permissions, mut filter] = [None; 4];
     let read = json::members(element.get(), |member, value| {
         let (slot, known) = match &*member {
             "name" => (&mut name, "name"),
             "token" => (&mut token, "token"),
-            "permissions" => (&mut permissions, "permissions"),
+            "scopes" => (&mut permissions, "scopes"),
             "filter" => (&mut filter, "filter"),
             _ => return Err(EntryError::UnknownMember),
         };
@@ -242,7 +242,7 @@ fn read(
 ) -> Result<(Token, Principal), EntryError> {
     let token = token.ok_or(EntryError::Missing("token"))?;
     let token = Token::new(&json::string(token).ok_or(EntryError::NotAString)?)?;
-    let permissions = read_permissions(permissions.ok_or(EntryError::Missing("permissions"))?)?;
+    let permissions = read_permissions(permissions.ok_or(EntryError::Missing("scopes"))?)?;
     let filter = filter.map(|filter| Filter::parse(filter.get())).transpose()?;
     if filter.is_some() && !permissions.hold(Permission::Read) {
         return Err(EntryError::NothingToBound);
@@ -284,7 +284,7 @@ mod tests {
     }
 
     fn entry(members: &str) -> String {
-        format!(r#"{{"tokens":[{{"name":"first","token":"one","permissions":["read"]}},{{{members}}}]}}"#)
+        format!(r#"{{"tokens":[{{"name":"first","token":"one","scopes":["read"]}},{{{members}}}]}}"#)
     }
 
     #[test]
@@ -303,7 +303,7 @@ mod tests {
     fn an_entry_at_fault_is_named_and_its_token_is_not() {
         let name = r#""name":"x","#;
         let token = r#""token":"s3cret","#;
-        let read = r#""permissions":["read"]"#;
+        let read = r#""scopes":["read"]"#;
         for (members, problem) in [
             (format!("{token}{read}"), "tokens[1]: name is required"),
             (format!(r#""name":"",{token}{read}"#), "tokens[1]: name must be"),
@@ -316,21 +316,18 @@ mod tests {
             (format!(r#"{name}"token":["s3cret"],{read}"#), r#"tokens[1] ("x"): token must be a string"#),
             (format!(r#"{name}"token":"",{read}"#), r#"tokens[1] ("x"): token must not be empty"#),
             (format!(r#"{name}"token":"s3cret s3cret",{read}"#), r#"tokens[1] ("x"): token must be print"#),
-            (format!(r#"{name}"token":"s3cret""#), r#"tokens[1] ("x"): permissions is required"#),
-            (format!(r#"{name}{token}"permissions":[]"#), r#"tokens[1] ("x"): permissions must be"#),
-            (format!(r#"{name}{token}"permissions":"read""#), r#"tokens[1] ("x"): permissions must be"#),
-            (format!(r#"{name}{token}"permissions":["s3cret"]"#), r#"tokens[1] ("x"): permissions must be"#),
-            (
-                format!(r#"{name}{token}"permissions":["read","read"]"#),
-                r#"tokens[1] ("x"): permissions must be"#,
-            ),
+            (format!(r#"{name}"token":"s3cret""#), r#"tokens[1] ("x"): scopes is required"#),
+            (format!(r#"{name}{token}"scopes":[]"#), r#"tokens[1] ("x"): scopes must be"#),
+            (format!(r#"{name}{token}"scopes":"read""#), r#"tokens[1] ("x"): scopes must be"#),
+            (format!(r#"{name}{token}"scopes":["s3cret"]"#), r#"tokens[1] ("x"): scopes must be"#),
+            (format!(r#"{name}{token}"scopes":["read","read"]"#), r#"tokens[1] ("x"): scopes must be"#),
             (
                 format!(r#"{name}{token}{read},"filter":{{"seq":1}}"#),
                 r#"tokens[1] ("x"): filter: "seq" is not filterable"#,
             ),
             (format!(r#"{name}{token}{read},"filter":null"#), r#"tokens[1] ("x"): filter: expected"#),
             (
-                format!(r#"{name}{token}"permissions":["emit"],"filter":{{"agent":"a"}}"#),
+                format!(r#"{name}{token}"scopes":["emit"],"filter":{{"agent":"a"}}"#),
                 r#"tokens[1] ("x"): filter bounds what is read"#,
             ),
             (
@@ -347,7 +344,7 @@ mod tests {
 
     #[test]
     fn a_filter_of_everything_bounds_nothing() {
-        let text = entry(r#""name":"x","token":"two","permissions":["control","read"],"filter":{}"#);
+        let text = entry(r#""name":"x","token":"two","scopes":["control","read"],"filter":{}"#);
         let bearer = Tokens::parse(&text).unwrap().bearer_of("two").unwrap();
         assert!(bearer.bound().is_none());
     }

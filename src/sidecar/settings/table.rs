@@ -41,7 +41,7 @@ pub const VARIABLES: &[Variable] = &[
         "AEP_TOKENS_FILE",
         "file",
         "",
-        "Further tokens as JSON, each with its permissions: {\"tokens\":[{\"name\":…,\"token\":…,\"permissions\":[\"emit\",\"read\",\"control\"],\"filter\":{…}}]}, where the filter bounds what may be read. Changes take effect while running.",
+        "Further tokens as JSON, each with its scopes: {\"tokens\":[{\"name\":…,\"token\":…,\"scopes\":[\"emit\",\"read\",\"control\"],\"filter\":{…}}]}, where the filter bounds what may be read. Changes take effect while running.",
     ),
     variable(
         "AEP_ALLOW_UNAUTHENTICATED",

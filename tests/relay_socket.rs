@@ -166,6 +166,33 @@ async fn a_handshake_needs_the_token_and_plain_requests_are_refused() {
 }
 
 #[tokio::test]
+async fn who_is_revoked_amid_a_replay_gets_no_more_of_it() {
+    let access = Access::new(None);
+    let list = |tokens: &[&str]| {
+        let entry = |token: &&str| json!({"name": token, "token": token, "scopes": ["read", "emit"]});
+        let entries: Vec<Value> = tokens.iter().map(entry).collect();
+        Tokens::parse(&json!({"tokens": entries}).to_string()).unwrap()
+    };
+    access.replace(list(&["gone", "free"])).unwrap();
+    let server = Server::start_with(Limits::default(), access.clone()).await;
+    let data = format!(r#","data":{{"text":"{}"}}"#, "x".repeat(10_000));
+    for batch in 0..20 {
+        let lines: Vec<_> = (0..100).map(|n| event_with("s", batch * 100 + n, &data)).collect();
+        let post = server.post("application/x-ndjson", lines.join("\n")).bearer_auth("free");
+        assert_eq!(post.send().await.unwrap().status(), 202);
+    }
+    let mut reader = Peer::open(&server, Some("gone"), "consumer").await;
+    reader.subscribe("all", json!({"from": "all"})).await;
+    access.replace(list(&["free"])).unwrap();
+    let mut events = 0;
+    while reader.frame().await["type"] != "closing" {
+        events += 1;
+    }
+    assert!(events < 2000, "all of it was read");
+    assert_eq!(reader.closed().await, 1008);
+}
+
+#[tokio::test]
 async fn events_arrive_to_the_byte_for_every_subscription_that_matches() {
     let server = Server::open().await;
     let mut reader = Peer::open(&server, None, "consumer").await;

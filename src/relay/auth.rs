@@ -173,6 +173,12 @@ impl Principal {
         }
     }
 
+    /// Whether the principal's token no longer counts, or no longer counts for the same.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        self.revoked.is_cancelled()
+    }
+
     /// Returns once the principal's token no longer counts, or no longer counts for the same.
     ///
     /// # Cancel safety
@@ -354,7 +360,7 @@ mod tests {
         for other in &others {
             other.revoked().await;
         }
-        assert!(!same.revoked.is_cancelled());
+        assert!(!same.is_revoked());
         // It is still the one that a later list revokes.
         access.replace(list(&[])).unwrap();
         same.revoked().await;

@@ -74,6 +74,9 @@ impl<'c> Writer<'c> {
             if self.relay.hub().is_closing() {
                 return Err(Ending::Closing);
             }
+            if self.principal.is_revoked() {
+                return Err(Ending::Revoked);
+            }
             // Seen before the subscriptions are, so that what arrives meanwhile wakes the loop again.
             self.arrivals.mark_unchanged();
             if self.piece(sink).await? > 0 {

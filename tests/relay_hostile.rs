@@ -199,3 +199,102 @@ async fn five_hundred_sessions_replay_whole_over_both_bindings() {
     }
     in_order(&lines[2..]);
 }
+
+/// Says hello and sends frames; the socket's other answers are left to the caller.
+async fn hello(
+    server: &Server,
+) -> tokio_tungstenite::WebSocketStream<tokio_tungstenite::MaybeTlsStream<TcpStream>> {
+    let mut peer = socket(server).await;
+    // A sign of life below the protocol may come first.
+    peer.send(Message::Ping("x".into())).await.unwrap();
+    peer.send(Message::text(r#"{"type":"hello","versions":["0.1"]}"#)).await.unwrap();
+    while !matches!(peer.next().await.unwrap().unwrap(), Message::Text(text) if text.contains("\"hello\"")) {}
+    peer
+}
+
+async fn frame(
+    peer: &mut tokio_tungstenite::WebSocketStream<tokio_tungstenite::MaybeTlsStream<TcpStream>>,
+) -> Value {
+    loop {
+        if let Message::Text(text) = peer.next().await.unwrap().unwrap() {
+            return serde_json::from_str(&text).unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_sent_back_is_bounded() {
+    let server = Server::open().await;
+    let mut peer = hello(&server).await;
+    let long = "x".repeat(100_000);
+    for request in [
+        json!({"type": "ping", "t": long}),
+        json!({"type": "subscribe", "id": long, "filter": {}}),
+        json!({"type": "roster", "id": long}),
+    ] {
+        peer.send(Message::text(request.to_string())).await.unwrap();
+        assert_eq!(frame(&mut peer).await["code"], "limit-exceeded");
+    }
+    let filter = json!({"type": "subscribe", "id": "a", "filter": {"agent": long}});
+    peer.send(Message::text(filter.to_string())).await.unwrap();
+    assert_eq!(frame(&mut peer).await["code"], "invalid-filter");
+    let mut greedy = socket(&server).await;
+    let control =
+        json!({"type": "hello", "versions": ["0.1"], "capabilities": {"control": {"x": "x".repeat(5000)}}});
+    greedy.send(Message::text(control.to_string())).await.unwrap();
+    assert_eq!(frame(&mut greedy).await["code"], "hello-required");
+}
+
+#[tokio::test]
+async fn a_close_is_answered() {
+    let server = Server::open().await;
+    let mut peer = hello(&server).await;
+    peer.close(None).await.unwrap();
+    let mut answered = false;
+    while let Some(message) = peer.next().await {
+        answered |= matches!(message, Ok(Message::Close(_)));
+    }
+    assert!(answered, "a browser reports anything else as unclean");
+}
+
+#[tokio::test]
+async fn a_reader_with_a_backlog_is_pinged_and_not_silent() {
+    let times = Times { socket_ping: SOON / 4, silence: SOON, ..Times::default() };
+    let server = impatient(times).await;
+    let padding = "x".repeat(20_000);
+    for batch in 0..100_u64 {
+        let lines: Vec<String> = (0..20)
+            .map(|n| {
+                event("s", batch * 20 + n).replace("\"agent\"", &format!("\"acme\":\"{padding}\",\"agent\""))
+            })
+            .collect();
+        server.ingest(&lines).await;
+    }
+    let mut reader = hello(&server).await;
+    reader.send(Message::text(r#"{"type":"subscribe","id":"a","filter":{},"from":"all"}"#)).await.unwrap();
+    // Forty megabytes at a pace, saying nothing: it takes several times as long as silence is allowed.
+    let mut pace = tokio::time::interval(Duration::from_millis(1));
+    let (mut events, mut pings) = (0, 0);
+    while events < 2000 {
+        pace.tick().await;
+        let frame = frame(&mut reader).await;
+        match frame["type"].as_str().unwrap() {
+            "run.started" => events += 1,
+            "ping" => pings += 1,
+            "subscribed" => {}
+            other => panic!("{other} after {events} events"),
+        }
+    }
+    assert!(pings > 0);
+}
+
+#[tokio::test]
+async fn naming_sessions_by_the_thousand_costs_little() {
+    let server = Server::open().await;
+    let names: Vec<String> = (0..5000).map(|n| format!("s{n}")).collect();
+    let body = json!({"live": 0, "filter": {"session": names}}).to_string();
+    let request =
+        server.client.post(server.url("/stream")).header("content-type", "application/json").body(body);
+    let text = request.send().await.unwrap().text().await.unwrap();
+    assert_eq!(comments(&text), ["ping", "replay-complete"]);
+}

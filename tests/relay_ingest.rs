@@ -367,3 +367,41 @@ async fn a_body_that_breaks_off_ingests_nothing() {
     assert!(!answer.starts_with("HTTP/1.1 202"), "{answer}");
     assert_eq!(server.held().await, Vec::<String>::new());
 }
+
+#[tokio::test]
+async fn what_bodies_decompress_to_counts_as_memory() {
+    let server = Server::start(Limits { ingest_bytes: 100_000, ..Limits::default() }, None).await;
+    let body = gzip(&vec![b' '; 1_000_000]);
+    let (status, body) = answer(server.post(LINES, body).header("content-encoding", "gzip")).await;
+    assert_eq!((status, &body["error"]), (503, &json!("unavailable")));
+    server.ingest(&[event("s", 1)]).await;
+}
+
+#[tokio::test]
+async fn whatever_is_refused_the_sender_gets_to_see_why() {
+    let server = Server::start(Limits::default(), Some("s3cret")).await;
+    let big = 8 * 1024 * 1024;
+    for (head, status) in [
+        ("content-type: application/json\r\naep-version: 0.1\r\n", "401"),
+        ("content-type: application/json\r\nauthorization: Bearer s3cret\r\n", "426"),
+        ("content-type: text/plain\r\naep-version: 0.1\r\nauthorization: Bearer s3cret\r\n", "415"),
+    ] {
+        let mut request = format!(
+            "POST /events HTTP/1.1\r\nhost: h\r\nconnection: close\r\n{head}content-length: {big}\r\n\r\n"
+        )
+        .into_bytes();
+        request.extend(std::iter::repeat_n(b' ', big));
+        let answer = server.raw(&request).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn extension_attributes_are_bounded() {
+    let server = Server::open().await;
+    let members = |n: usize| (0..n).map(|n| format!(",\"e{n}\":1")).collect::<String>();
+    assert_eq!(answer(server.post(ONE, event_with("s", 1, &members(128)))).await.0, 202);
+    let (status, body) = answer(server.post(ONE, event_with("s", 2, &members(129)))).await;
+    assert_eq!((status, &body["error"]), (400, &json!("invalid-event")));
+    assert_eq!(body["detail"], json!("more than 128 extension attributes"));
+}

@@ -203,6 +203,21 @@ fn a_reader_past_what_is_held_is_sent_to_resume() {
     assert_eq!(hub.metrics().readers_behind.get(), 1);
 }
 
+#[test]
+fn what_is_given_up_during_a_replay_of_everything_is_told() {
+    let hub = hub(Limits { max_sessions: 3, ..Limits::default() });
+    hub.admit((0..3).map(|n| event(&format!("s{n}"), Some(1), &n.to_string())).collect());
+    let mut reader = subscribe(&hub, From::All, Then::End);
+    let mut seen = Seen::default();
+    seen.take(reader.ready().unwrap());
+    assert_eq!(seen.ids, ["0"]);
+    // Before their turn, the others are forgotten.
+    hub.admit((0..3).map(|n| event(&format!("t{n}"), Some(1), &format!("t{n}"))).collect());
+    seen.drain(&mut reader);
+    let told: Vec<&str> = seen.markers.iter().map(|(session, ..)| session.as_str()).collect();
+    assert_eq!((told, seen.ids.len()), (vec!["s1", "s2"], 1));
+}
+
 /// One thing that happens.
 #[derive(Debug, Clone)]
 enum Move {

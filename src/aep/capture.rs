@@ -4,6 +4,7 @@
 //! of `data` that stay keep their bytes and their order.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
 use std::fmt;
 
 use serde_json::value::RawValue;
@@ -125,9 +126,14 @@ fn lower_data(event: &Event, data: &str, gates: Gates<'_>, level: Capture) -> Op
     let exceptions =
         if level < Capture::Redacted { Exceptions::of(event.event_type()) } else { Exceptions::None };
     let mut out = String::with_capacity(data.len());
-    object(data, gates, level, &mut out, &mut |name, value, out| {
-        exceptions.apply(event, data, name, value, out)
-    })?;
+    let mut made = HashSet::new();
+    let first: Override<'_> = &mut |name, value, out| match exceptions.concern(name) {
+        // What is made anew is made once, however often it stands there.
+        Some(name) if !made.insert(name) => Verdict::Drop,
+        Some(_) => exceptions.apply(event, data, name, value, out),
+        None => Verdict::Gated,
+    };
+    object(data, gates, level, &mut out, first)?;
     Some(out)
 }
 
@@ -212,6 +218,16 @@ impl Exceptions {
         }
     }
 
+    /// The name, when the field is one of these.
+    fn concern(self, name: &str) -> Option<&'static str> {
+        let fields: &[&str] = match self {
+            Self::None => &[],
+            Self::Request => &["prompt", "options", "fields"],
+            Self::Answer => &["answer"],
+        };
+        fields.iter().find(|field| **field == name).copied()
+    }
+
     fn apply(self, event: &Event, data: &str, name: &str, value: &RawValue, out: &mut Object<'_>) -> Verdict {
         let kept = match (self, name) {
             (Self::Request, "prompt") => Some(prompt(event, data)),
@@ -274,13 +290,19 @@ fn labelled(value: &RawValue, inner: Option<&str>) -> Option<String> {
             out.push(',');
         }
         let mut open = Object::start(&mut out);
+        // Each once, however often it stands there.
+        let (mut label, mut nested) = (false, false);
         json::members::<()>(element.get(), |name, value| {
             if name == "label" {
-                if let Some(id) = &id {
+                if let Some(id) = &id
+                    && !std::mem::replace(&mut label, true)
+                {
                     open.member(&name, id);
                 }
             } else if inner == Some(&*name) {
-                if let Some(kept) = labelled(value, None) {
+                if !std::mem::replace(&mut nested, true)
+                    && let Some(kept) = labelled(value, None)
+                {
                     open.member(&name, &kept);
                 }
             } else {
@@ -523,6 +545,22 @@ mod tests {
             r#"{"kind":"form","prompt":["secret"]}"#,
         );
         assert_eq!(data.as_deref(), Some(r#"{"kind":"form","prompt":"bot requests form: Bash"}"#));
+    }
+
+    #[test]
+    fn what_is_made_anew_is_made_once() {
+        let many = |member: &str| vec![member; 2000].join(",");
+        let (_, data) = lowered(
+            "attention.requested",
+            "redacted",
+            Capture::Metadata,
+            &format!("{{{}}}", many(r#""prompt":"x""#)),
+        );
+        assert_eq!(data.as_deref(), Some(r#"{"prompt":"bot requests attention: Bash"}"#));
+        let id = "i".repeat(100_000);
+        let options = format!(r#"{{"options":[{{"id":"{id}",{}}}]}}"#, many(r#""label":"x""#));
+        let (_, data) = lowered("attention.requested", "redacted", Capture::Metadata, &options);
+        assert!(data.unwrap().len() < 3 * id.len());
     }
 
     #[test]

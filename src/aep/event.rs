@@ -41,6 +41,9 @@ struct Inner {
     envelope: Envelope,
 }
 
+/// The most extension attributes of one event: every reader's filter is matched against them.
+pub const MOST_EXTENSIONS: usize = 128;
+
 /// Why bytes aren't a legal event. Names the attribute; never repeats `data`.
 #[derive(Debug, thiserror::Error)]
 pub enum EventError {
@@ -53,6 +56,9 @@ pub enum EventError {
     /// Longer than 256 MiB.
     #[error("longer than 256 MiB")]
     TooLong,
+    /// More extension attributes than an event may have.
+    #[error("more than {MOST_EXTENSIONS} extension attributes")]
+    TooManyExtensions,
     /// A member stands twice: two readers would see two different events.
     #[error("{0} stands twice")]
     Twice(String),

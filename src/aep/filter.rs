@@ -27,9 +27,20 @@ pub struct Filter {
     predicates: Vec<(Key, Predicate)>,
 }
 
+/// The longest filter, in bytes of JSON: it is kept as long as its subscription.
+pub const LONGEST: usize = 64 * 1024;
+/// The most keys of a filter.
+pub const MOST_KEYS: usize = 128;
+
 /// Why a filter is refused. Names the key at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum FilterError {
+    /// Longer than any filter may be.
+    #[error("filter: longer than {LONGEST} bytes")]
+    TooLong,
+    /// More keys than any filter may have.
+    #[error("filter: more than {MOST_KEYS} keys")]
+    TooManyKeys,
     /// Not one JSON object.
     #[error("filter: {0}")]
     Json(#[from] JsonError),
@@ -113,12 +124,18 @@ impl Filter {
     /// # Errors
     /// When any part of it isn't understood, naming the key.
     pub fn parse(text: &str) -> Result<Self, FilterError> {
+        if text.len() > LONGEST {
+            return Err(FilterError::TooLong);
+        }
         let mut predicates: Vec<(Key, Predicate)> = Vec::new();
         let mut names = std::collections::BTreeSet::new();
         json::members(text, |name, value| {
             let key = key(&name)?;
             if !names.insert(name.to_string()) {
                 return Err(FilterError::Twice(quoted(&name).into_owned()));
+            }
+            if predicates.len() == MOST_KEYS {
+                return Err(FilterError::TooManyKeys);
             }
             let predicate = predicate(&key, &name, value)?;
             predicates.push((key, predicate));
@@ -372,6 +389,17 @@ mod tests {
         ] {
             assert!(Filter::parse(filter).is_err(), "{filter}");
         }
+    }
+
+    #[test]
+    fn size_is_bounded() {
+        let keys = |n: usize| {
+            format!("{{{}}}", (0..n).map(|n| format!(r#""e{n}":1"#)).collect::<Vec<_>>().join(","))
+        };
+        assert!(Filter::parse(&keys(MOST_KEYS)).is_ok());
+        assert!(matches!(Filter::parse(&keys(MOST_KEYS + 1)), Err(FilterError::TooManyKeys)));
+        let long = format!(r#"{{"agent":"{}"}}"#, "a".repeat(LONGEST));
+        assert!(matches!(Filter::parse(&long), Err(FilterError::TooLong)));
     }
 
     #[test]

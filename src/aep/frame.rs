@@ -15,6 +15,9 @@ use super::position::Position;
 /// The longest `hello` that is read, in bytes: what it declares is kept as long as the connection.
 pub const LONGEST_HELLO: usize = 64 * 1024;
 
+/// The longest `capabilities.control` and `capabilities.emits`, in bytes: the roster repeats them with every claim.
+pub const LONGEST_DECLARATION: usize = 4 * 1024;
+
 /// A text message from a peer.
 #[derive(Debug)]
 pub enum Incoming {
@@ -132,6 +135,13 @@ impl Frame {
 }
 
 impl Hello {
+    /// Whether a declaration is longer than [`LONGEST_DECLARATION`].
+    #[must_use]
+    pub fn declares_too_much(&self) -> bool {
+        let declared = [&self.control, &self.emits];
+        declared.into_iter().flatten().any(|json| json.get().len() > LONGEST_DECLARATION)
+    }
+
     fn read(members: &Members<'_>) -> Self {
         let within = |name| members.json(name).map_or_else(Members::default, |json| Members::of(json.get()));
         let (identity, capabilities) = (within("identity"), within("capabilities"));

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use serde_json::value::RawValue;
 
 use super::capture::Capture;
+use super::event::quoted;
 use super::json::{self, Kind};
 
 /// One type and its gated fields. A path's steps are separated by `/`, for members' names hold dots; `[]` is
@@ -83,6 +84,7 @@ const CORE: [Row; 44] = [
     ("tool.requested", &[("args_redacted", R), ("args", F)]),
 ];
 
+const ANNOTATION: &str = "x-aep-capture";
 const STEP: char = '/';
 const ITEMS: &str = "[]";
 
@@ -149,6 +151,12 @@ pub enum SchemaError {
     /// An annotation isn't one of the four levels.
     #[error("x-aep-capture of {0:?} must be one of none, metadata, redacted, full")]
     Level(String),
+    /// An annotation stands where it isn't read, or something is said elsewhere by reference: what it gates would
+    /// be shown.
+    #[error(
+        "{0:?} holds {1}, which is not read there: x-aep-capture counts beneath properties and items only"
+    )]
+    Unread(String, &'static str),
     /// Nests too deep to be a payload schema.
     #[error("nests deeper than {} levels", json::MAX_NESTING)]
     TooDeep,
@@ -259,7 +267,7 @@ impl<'r> Gates<'r> {
 /// Reads what `schema` says about the field at `node`, and beneath.
 fn read_schema(schema: &str, node: &mut Node, path: &str) -> Result<(), SchemaError> {
     json::members(schema, |name, value| match &*name {
-        "x-aep-capture" => {
+        ANNOTATION => {
             let level = json::string(value).as_deref().and_then(Capture::from_name);
             node.level = level.ok_or_else(|| SchemaError::Level(path.to_owned()))?;
             Ok(())
@@ -269,6 +277,10 @@ fn read_schema(schema: &str, node: &mut Node, path: &str) -> Result<(), SchemaEr
             read_member(schema, node.fields.entry(name.into_owned()).or_default(), &path)
         })?,
         "items" => read_member(value, node.items.get_or_insert_default(), &step(path, ITEMS)),
+        "$ref" | "$dynamicRef" => Err(SchemaError::Unread(path.to_owned(), "a reference")),
+        _ if holds_annotation(value) => {
+            Err(SchemaError::Unread(format!("{path}{STEP}{}", quoted(&name)), ANNOTATION))
+        }
         _ => Ok(()),
     })??;
     let beneath = node.fields.values().map(|field| field.highest).chain(node.items.iter().map(|i| i.highest));
@@ -277,8 +289,17 @@ fn read_schema(schema: &str, node: &mut Node, path: &str) -> Result<(), SchemaEr
 }
 
 fn read_member(schema: &RawValue, node: &mut Node, path: &str) -> Result<(), SchemaError> {
-    // `true` and `false` are schemas too; they say nothing about capture.
-    if json::kind(schema) == Kind::Object { read_schema(schema.get(), node, path) } else { Ok(()) }
+    match json::kind(schema) {
+        Kind::Object => read_schema(schema.get(), node, path),
+        _ if holds_annotation(schema) => Err(SchemaError::Unread(path.to_owned(), ANNOTATION)),
+        // `true` and `false` are schemas too; they say nothing about capture.
+        _ => Ok(()),
+    }
+}
+
+/// Whether an annotation may stand somewhere in there. A string holds none, whatever it speaks of.
+fn holds_annotation(value: &RawValue) -> bool {
+    matches!(json::kind(value), Kind::Object | Kind::Array) && value.get().contains(ANNOTATION)
 }
 
 #[cfg(test)]
@@ -345,6 +366,19 @@ mod tests {
             error.to_string(),
             "x-aep-capture of \"p/q\" must be one of none, metadata, redacted, full"
         );
+        let gated = r#"{"x-aep-capture":"full"}"#;
+        for unread in [
+            format!(r#"{{"$defs":{{"d":{gated}}}}}"#),
+            format!(r#"{{"properties":{{"a":{{"anyOf":[{gated}]}}}}}}"#),
+            format!(r#"{{"properties":{{"a":{{"prefixItems":[{gated}]}}}}}}"#),
+            format!(r#"{{"properties":{{"a":{{"items":[{gated}]}}}}}}"#),
+            format!(r#"{{"additionalProperties":{gated}}}"#),
+            format!(r#"{{"patternProperties":{{"^a":{gated}}}}}"#),
+            r##"{"properties":{"a":{"$ref":"#/$defs/d"}}}"##.to_owned(),
+        ] {
+            let error = registry.add_schema("x.a.b.c", &unread).unwrap_err();
+            assert!(matches!(error, SchemaError::Unread(..)), "{unread}: {error}");
+        }
         assert!(registry.add_schema("x.a.b.c", "[]").is_err());
         assert!(registry.add_schema("x.a.b.c", &"{\"items\":".repeat(100_000)).is_err());
         assert!(registry.gates("x.a.b.c").is_none());

@@ -7,7 +7,6 @@
 //! Spec: AEP-0004 §4, AEP-0003 §4.1.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use lru::LruCache;
@@ -69,7 +68,7 @@ struct Shared {
     /// Guards who is connected and who claims what; held for look-ups only.
     table: Mutex<Table>,
     /// Sessions that one connection may claim; past it, the least recently used claim ends.
-    max_claims: NonZeroUsize,
+    max_claims: usize,
 }
 
 #[derive(Debug, Default)]
@@ -121,7 +120,6 @@ impl Connections {
     /// No connections, each of which may claim `max_claims` sessions.
     #[must_use]
     pub fn new(max_claims: usize) -> Self {
-        let max_claims = NonZeroUsize::new(max_claims).unwrap_or(NonZeroUsize::MIN);
         Self(Arc::new(Shared { table: Mutex::default(), max_claims }))
     }
 
@@ -137,7 +135,8 @@ impl Connections {
             .live
             .insert(number, Live { hello, subscriptions: 0, sessions: BTreeSet::new(), commands: sender });
         drop(table);
-        let claimed = LruCache::new(self.0.max_claims);
+        // Bounded by hand: a bounded one would take the room for all claims at once.
+        let claimed = LruCache::unbounded();
         (Connection { connections: self.clone(), number, role, claimed }, commands)
     }
 
@@ -212,7 +211,9 @@ impl Connection {
             return;
         }
         let session: Arc<str> = session.into();
-        let dropped = self.claimed.push(Arc::clone(&session), ());
+        self.claimed.put(Arc::clone(&session), ());
+        let dropped =
+            (self.claimed.len() > self.connections.0.max_claims).then(|| self.claimed.pop_lru()).flatten();
         let mut table = self.connections.0.table.lock();
         if let Some((dropped, ())) = dropped {
             table.release(self.number, &dropped);

@@ -5,7 +5,6 @@
 //! written one gives up its oldest events until enough is free. How far a forgotten session had got is
 //! remembered for ten times as many sessions as are held, so that a resume below it is told of its loss.
 
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use lru::LruCache;
@@ -50,11 +49,11 @@ impl History {
     /// An empty history.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
-        let remembered = NonZeroUsize::new(limits.remembered()).unwrap_or(NonZeroUsize::MIN);
         Self {
             limits,
             sessions: LruCache::unbounded(),
-            forgotten: LruCache::new(remembered),
+            // Bounded by hand: a bounded one would take the room for all of them at once.
+            forgotten: LruCache::unbounded(),
             bytes: 0,
             forgotten_arrival: None,
         }
@@ -92,6 +91,9 @@ impl History {
         let Some((name, mut buffer)) = self.sessions.pop_lru() else { return };
         if let Some(end) = buffer.end() {
             self.forgotten.put(name, end);
+            if self.forgotten.len() > self.limits.remembered() {
+                self.forgotten.pop_lru();
+            }
             self.forgotten_arrival = self.forgotten_arrival.max(Some(end.arrival));
         }
         while let Some(event) = buffer.evict() {

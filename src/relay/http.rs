@@ -123,6 +123,9 @@ impl Relay {
 
     /// Reads the rest of a refused body for a while: a peer that is cut off while it sends may never see why.
     fn discard(&self, body: axum::body::Body) {
+        if http_body::Body::is_end_stream(&body) {
+            return;
+        }
         let (time, bytes) = DISCARD;
         self.0.tracker.spawn(async move {
             // Whichever comes first, the body's end, the bound or the time, the connection is done for.

@@ -10,7 +10,7 @@
 //! it catches up, it is told ([`Step::Behind`]) and, unless it asked to go on, its stream ends, so that it
 //! resumes by positions and learns exactly what it lost.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -160,8 +160,8 @@ impl Lane {
     fn loss(&self, history: &History, known: Option<u64>) -> Option<Edge> {
         let edge = history.evicted(&self.session)?;
         let lost = match self.start {
-            // Everything that is held was asked for, however little that is, unless more should have come live.
-            Start::Earliest => known.is_some_and(|known| edge.arrival >= known),
+            // More than had been when the replay was asked for.
+            Start::Earliest => edge.arrival >= known.unwrap_or(0),
             Start::Asked(position) => edge.place.0 > position,
             Start::Given(place) => edge.place > place && edge.arrival >= known.unwrap_or(0),
         };
@@ -333,6 +333,10 @@ impl Subscriber {
                 self.known = Some(behind);
                 self.cursor = state.log.next();
                 self.replay = lanes(&state, &self.filter, From::All, Then::Live);
+                // What was given up before counts too: it should have come live.
+                for lane in &mut self.replay {
+                    lane.told = None;
+                }
                 let live_only = state.log.live_only(behind);
                 drop(state);
                 if lost && let Some(end) = self.lost() {
@@ -390,7 +394,14 @@ enum Progress {
 
 /// The sessions that a reader wants replayed.
 fn lanes(state: &State, filter: &Filter, from: From, then: Then) -> VecDeque<Lane> {
-    let lane = |(session, start): (Arc<str>, Start)| Lane { session, start, told: None };
+    let lane = |(session, start): (Arc<str>, Start)| {
+        // Who asks for all that is held asks for nothing that was given up before.
+        let told = match start {
+            Start::Earliest => state.history.evicted(&session),
+            Start::Asked(_) | Start::Given(_) => None,
+        };
+        Lane { session, start, told }
+    };
     let mut lanes = VecDeque::new();
     match from {
         From::Now => {}
@@ -421,11 +432,9 @@ fn lanes(state: &State, filter: &Filter, from: From, then: Then) -> VecDeque<Lan
     }
     if then == Then::End {
         // AEP-0003 §3.3: a bounded replay also serves the sessions that the filter names.
-        for name in filter.sessions().into_iter().flatten() {
-            if !lanes.iter().any(|lane| &*lane.session == name) {
-                lanes.push_back(lane((name.into(), Start::Earliest)));
-            }
-        }
+        let asked: HashSet<Arc<str>> = lanes.iter().map(|lane| Arc::clone(&lane.session)).collect();
+        let named = filter.sessions().into_iter().flatten().filter(|name| !asked.contains(*name));
+        lanes.extend(named.map(|name| lane((name.into(), Start::Earliest))));
     }
     lanes
 }

@@ -242,7 +242,8 @@ pub(crate) fn config(settings: &ExportSettings, drain: Duration) -> ExportConfig
         concurrency: settings.concurrency,
         max_pending: settings.max_pending,
         max_pending_bytes: settings.max_pending_bytes,
-        drain: LAST_WORDS.min(drain),
+        // With time left for the last write of the checkpoint.
+        drain: LAST_WORDS.min(drain) / 2,
         ..ExportConfig::new(settings.sink.clone())
     }
 }

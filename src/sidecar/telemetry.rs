@@ -6,6 +6,10 @@ use tracing_subscriber::EnvFilter;
 
 use super::settings::LogFormat;
 
+/// Libraries that log what passes through them at their finer levels: events, headers, bodies.
+const QUIET: [&str; 7] =
+    ["h2", "hyper", "hyper_util", "reqwest", "rustls", "tokio_tungstenite", "tungstenite"];
+
 /// Why logging can't start.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
@@ -22,7 +26,10 @@ pub enum TelemetryError {
 /// # Errors
 /// When the filter can't be read, or logging was started before.
 pub fn start(filter: &str, format: LogFormat) -> Result<(), TelemetryError> {
-    let filter = EnvFilter::builder().parse(filter)?;
+    let mut filter = EnvFilter::builder().parse(filter)?;
+    for library in QUIET {
+        filter = filter.add_directive(format!("{library}=info").parse()?);
+    }
     let json = match format {
         LogFormat::Auto => !std::io::stderr().is_terminal(),
         LogFormat::Text => false,

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use super::form::{is_rfc3339, is_traceparent};
 use super::{Attribute, Envelope, ExtensionSpans, Span, Value, is_extension_name};
 use crate::aep::capture::Capture;
-use crate::aep::event::EventError;
+use crate::aep::event::{EventError, MOST_EXTENSIONS};
 use crate::aep::event_type::{EventType, Scope};
 use crate::aep::json::{self, Kind, MAX_NESTING, Name};
 use crate::aep::position::Position;
@@ -131,6 +131,9 @@ impl<'a> Reader<'a> {
         const FEW: usize = 8;
         if !is_extension_name(&name) {
             return Err(must(&name, "match [a-z0-9]{1,20}, the form of an extension attribute's name"));
+        }
+        if self.extensions.len() == MOST_EXTENSIONS {
+            return Err(EventError::TooManyExtensions);
         }
         let text = self.text;
         let known = if self.extensions.len() < FEW {

@@ -37,7 +37,7 @@ pub struct Ends {
 /// for each connection. With `tls` nothing else is spoken: a peer that begins in plain HTTP is disconnected.
 pub async fn serve(relay: Relay, listener: TcpListener, tls: Option<Tls>, tracker: TaskTracker, ends: Ends) {
     let router = super::router(relay.clone());
-    let places = Arc::new(Semaphore::new(relay.limits().max_connections));
+    let places = Arc::new(Semaphore::new(relay.limits().max_connections.min(Semaphore::MAX_PERMITS)));
     loop {
         let accepted = tokio::select! {
             biased;

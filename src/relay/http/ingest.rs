@@ -1,6 +1,5 @@
 //! `POST /events`: one event, or a batch of lines; all of it or nothing.
 
-use std::io::Read as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -54,13 +53,17 @@ pub(super) struct Budget(Arc<AtomicUsize>);
 
 /// A request's share of the [`Budget`], given back when dropped.
 #[derive(Debug)]
-struct Share<'b> {
-    budget: &'b Budget,
+struct Share {
+    budget: Budget,
     bytes: usize,
     max: usize,
 }
 
-impl Share<'_> {
+impl Share {
+    fn of(relay: &Relay) -> Self {
+        Self { budget: relay.budget().clone(), bytes: 0, max: relay.limits().ingest_bytes }
+    }
+
     fn grow(&mut self, bytes: usize) -> Result<(), Refusal> {
         self.bytes += bytes;
         if self.budget.0.fetch_add(bytes, Ordering::Relaxed) + bytes > self.max {
@@ -73,7 +76,7 @@ impl Share<'_> {
     }
 }
 
-impl Drop for Share<'_> {
+impl Drop for Share {
     fn drop(&mut self) {
         self.budget.0.fetch_sub(self.bytes, Ordering::Relaxed);
     }
@@ -85,30 +88,26 @@ impl Drop for Share<'_> {
 pub(super) async fn ingest(State(relay): State<Relay>, request: Request<Body>) -> Result<Response, Refusal> {
     let _settles = relay.0.ingests.token();
     let (parts, body) = request.into_parts();
-    relay.authorize(&parts.headers, &parts.uri, Permission::Emit)?;
-    let (format, encoding) = read_headers(&parts.headers)?;
-    let limits = *relay.limits();
-    let budget = relay.budget().clone();
-    let mut share = Share { budget: &budget, bytes: 0, max: limits.ingest_bytes };
-    let announced = content_length(&parts.headers);
-    let bytes = match collect(body, announced, &limits, &mut share).await {
-        Ok(bytes) => bytes,
-        Err((refusal, rest)) => {
-            // Answered at once; what is still being sent is read for a while, so that the peer gets to see it.
-            if let Some(rest) = rest {
-                relay.discard(rest);
-            }
+    let admitted = relay
+        .authorize(&parts.headers, &parts.uri, Permission::Emit)
+        .and_then(|_| read_headers(&parts.headers));
+    let (format, encoding) = match admitted {
+        Ok(read) => read,
+        Err(refusal) => {
+            relay.discard(body);
             return Err(refusal);
         }
     };
+    let limits = *relay.limits();
+    let (bytes, mut share) = read_body(&relay, body, &parts.headers).await?;
     let events = if bytes.len() >= LARGE || encoding != Encoding::Identity {
-        let read = move || parse(&bytes, format, encoding, &limits);
+        let read = move || parse(&bytes, format, encoding, &limits, &mut share);
         // Only a panic or the runtime's end fails the join.
         tokio::task::spawn_blocking(read)
             .await
             .map_err(|_| Refusal::Unavailable { reason: "shutting down", retry_after: BUSY })??
     } else {
-        parse(&bytes, format, encoding, &limits)?
+        parse(&bytes, format, encoding, &limits, &mut share)?
     };
     if relay.hub().is_closing() {
         // The readers are gone: who took these events in now would keep them to itself.
@@ -152,7 +151,7 @@ async fn collect(
     mut body: Body,
     announced: Option<usize>,
     limits: &Limits,
-    share: &mut Share<'_>,
+    share: &mut Share,
 ) -> Result<BytesMut, (Refusal, Option<Body>)> {
     let max_body = limits.max_body;
     if announced.is_some_and(|length| length > max_body) {
@@ -180,17 +179,27 @@ async fn collect(
 }
 
 /// Reads the events of a body: every one of them legal and none of them a command, or a refusal.
-fn parse(bytes: &[u8], format: Format, encoding: Encoding, limits: &Limits) -> Result<Vec<Event>, Refusal> {
+fn parse(
+    bytes: &[u8],
+    format: Format,
+    encoding: Encoding,
+    limits: &Limits,
+    share: &mut Share,
+) -> Result<Vec<Event>, Refusal> {
     let decompressed;
     let bytes = match encoding {
         Encoding::Identity => bytes,
         Encoding::Gzip => {
-            decompressed = decompress(flate2::read::MultiGzDecoder::new(bytes), limits.max_body)?;
+            decompressed = decompress(flate2::read::MultiGzDecoder::new(bytes), limits.max_body, share)?;
             &decompressed
         }
         Encoding::Zstd => {
-            let reader = zstd::stream::read::Decoder::with_buffer(bytes).map_err(|_| Refusal::Compression)?;
-            decompressed = decompress(reader, limits.max_body)?;
+            let mut reader =
+                zstd::stream::read::Decoder::with_buffer(bytes).map_err(|_| Refusal::Compression)?;
+            // Wide enough for what every decoder takes, and no wider than a body may be long.
+            let window = limits.max_body.next_power_of_two().trailing_zeros().clamp(23, 27);
+            reader.window_log_max(window).map_err(|_| Refusal::Compression)?;
+            decompressed = decompress(reader, limits.max_body, share)?;
             &decompressed
         }
     };
@@ -216,24 +225,33 @@ fn parse_lines(bytes: &[u8], max: usize) -> Result<Vec<Event>, Refusal> {
     Ok(events)
 }
 
-fn decompress(reader: impl std::io::Read, max_body: usize) -> Result<Vec<u8>, Refusal> {
+/// Decompresses piece by piece, each counted before it is held.
+fn decompress(
+    mut reader: impl std::io::Read,
+    max_body: usize,
+    share: &mut Share,
+) -> Result<Vec<u8>, Refusal> {
     let mut out = Vec::new();
-    let bound = u64::try_from(max_body).unwrap_or(u64::MAX).saturating_add(1);
-    reader.take(bound).read_to_end(&mut out).map_err(|_| Refusal::Compression)?;
-    if out.len() > max_body {
-        return Err(Refusal::PayloadTooLarge { max_bytes: max_body });
+    let mut piece = [0; 16 * 1024];
+    loop {
+        let read = reader.read(&mut piece).map_err(|_| Refusal::Compression)?;
+        if read == 0 {
+            return Ok(out);
+        }
+        if out.len() + read > max_body {
+            return Err(Refusal::PayloadTooLarge { max_bytes: max_body });
+        }
+        share.grow(read)?;
+        out.extend_from_slice(piece.get(..read).unwrap_or_default());
     }
-    Ok(out)
 }
 
-/// For bodies that are one JSON document of the sidecar's own, such as a subscription.
-pub(super) async fn read_document(relay: &Relay, body: Body, headers: &HeaderMap) -> Result<String, Refusal> {
-    let budget = relay.budget().clone();
-    let limits = relay.limits();
-    let mut share = Share { budget: &budget, bytes: 0, max: limits.ingest_bytes };
-    match collect(body, content_length(headers), limits, &mut share).await {
-        Ok(bytes) => String::from_utf8(bytes.into())
-            .map_err(|_| Refusal::Parameter { name: "body", must: "be a JSON object in UTF-8".into() }),
+/// Reads the whole body. A refused one is answered at once; what is still being sent is read for a while, so that its
+/// sender gets to see why.
+async fn read_body(relay: &Relay, body: Body, headers: &HeaderMap) -> Result<(BytesMut, Share), Refusal> {
+    let mut share = Share::of(relay);
+    match collect(body, content_length(headers), relay.limits(), &mut share).await {
+        Ok(bytes) => Ok((bytes, share)),
         Err((refusal, rest)) => {
             if let Some(rest) = rest {
                 relay.discard(rest);
@@ -241,4 +259,11 @@ pub(super) async fn read_document(relay: &Relay, body: Body, headers: &HeaderMap
             Err(refusal)
         }
     }
+}
+
+/// For bodies that are one JSON document of the sidecar's own, such as a subscription.
+pub(super) async fn read_document(relay: &Relay, body: Body, headers: &HeaderMap) -> Result<String, Refusal> {
+    let (bytes, _share) = read_body(relay, body, headers).await?;
+    String::from_utf8(bytes.into())
+        .map_err(|_| Refusal::Parameter { name: "body", must: "be a JSON object in UTF-8".into() })
 }

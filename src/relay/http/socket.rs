@@ -10,6 +10,7 @@
 mod listen;
 mod write;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::ws::{CloseFrame, Message, WebSocket, WebSocketUpgrade, close_code};
@@ -18,8 +19,9 @@ use axum::response::Response;
 use futures_util::stream::SplitSink;
 use futures_util::{SinkExt as _, StreamExt as _};
 use http::request::Parts;
-use tokio::sync::mpsc;
-use tokio::time::timeout;
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::time::{Instant, timeout};
 
 use self::listen::Listener;
 use self::write::Writer;
@@ -31,16 +33,25 @@ use crate::relay::auth::Principal;
 use crate::relay::limits::Times;
 use crate::relay::subscriber::Subscriber;
 
-/// Answers that wait for the peer to take them; when it is full, the peer is not listened to.
+/// Answers that wait for the peer to take them; when there are as many, the peer is not listened to.
 const ANSWERS: usize = 64;
+/// The same in bytes of text. A longer answer takes all of it.
+const ANSWER_BYTES: usize = 256 * 1024;
+/// The longest id of a subscription or a request, and the longest `t` of a ping, in bytes: they come back.
+const LONGEST_ID: usize = 1024;
 /// The name under which the relay says hello.
 const AGENT: &str = "aep-sidecar";
 
 /// What the reading half tells the writing half.
 #[derive(Debug)]
 enum Answer {
-    /// A frame's text.
-    Frame(String),
+    /// A frame's text, and its share of [`ANSWER_BYTES`].
+    Frame(String, OwnedSemaphorePermit),
+    /// Who is connected, to be told as of when it is written: it may be long.
+    Roster {
+        /// The request's id.
+        id: String,
+    },
     /// A subscription has begun.
     Subscribed {
         /// Names it.
@@ -130,16 +141,25 @@ async fn serve(relay: Relay, principal: Principal, mut socket: WebSocket) {
     let (connection, commands) = relay.hub().connections().open(hello);
     let (answers, queue) = mpsc::channel(ANSWERS);
     let (mut sink, mut stream) = socket.split();
-    let mut writer = Writer::new(&relay, &principal, queue, commands);
-    let mut listener = Listener::new(&relay, &principal, connection, answers);
+    let progress = Progress::default();
+    let mut writer = Writer::new(&relay, &principal, queue, commands, &progress);
+    let mut listener = Listener::new(&relay, &principal, connection, answers, &progress);
+    // A writer that waits for its peer doesn't notice; it has this long to.
+    let closing = async {
+        relay.hub().closing().await;
+        tokio::time::sleep(times.close).await;
+    };
     let ending = tokio::select! {
         ending = listener.run(&mut stream) => ending,
         ending = writer.run(&mut sink) => ending,
+        () = closing => Ending::Closing,
     };
     listener.take_in();
     // Claims end before the peer learns that the connection does.
     drop(listener);
     if ending == Ending::Gone {
+        // The peer's close is answered by the library as the sink is closed.
+        let _gone = timeout(times.close, sink.close()).await;
         return;
     }
     let said = async {
@@ -153,11 +173,20 @@ async fn serve(relay: Relay, principal: Principal, mut socket: WebSocket) {
 
 /// The exchange of `hello`.
 async fn open(relay: &Relay, socket: &mut WebSocket) -> Result<Hello, Ending> {
-    let first = match timeout(relay.limits().times.head, socket.recv()).await {
+    // Signs of life below the protocol may come at any time.
+    let first = async {
+        loop {
+            match socket.recv().await {
+                Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+                message => return message,
+            }
+        }
+    };
+    let first = match timeout(relay.limits().times.head, first).await {
         Err(_) => None,
         Ok(None | Some(Err(_) | Ok(Message::Close(_)))) => return Err(Ending::Gone),
         Ok(Some(Ok(Message::Text(text)))) if text.len() <= LONGEST_HELLO => match Incoming::read(&text) {
-            Incoming::Frame(Frame::Hello(hello)) => Some(hello),
+            Incoming::Frame(Frame::Hello(hello)) if !hello.declares_too_much() => Some(hello),
             _ => None,
         },
         Ok(Some(Ok(_))) => None,
@@ -204,6 +233,26 @@ async fn await_close(
     let closed = async { while let Some(Ok(_)) = stream.next().await {} };
     // A peer that doesn't close in time is cut off.
     let _cut = timeout(times.close, closed).await;
+}
+
+/// When the peer last took something: one that is busy reading need not say anything.
+#[derive(Debug, Clone)]
+struct Progress(Arc<Mutex<Instant>>);
+
+impl Default for Progress {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(Instant::now())))
+    }
+}
+
+impl Progress {
+    fn made(&self) {
+        *self.0.lock() = Instant::now();
+    }
+
+    fn last(&self) -> Instant {
+        *self.0.lock()
+    }
 }
 
 /// Milliseconds of a duration.

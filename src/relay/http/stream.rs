@@ -31,10 +31,22 @@ pub(super) async fn get(State(relay): State<Relay>, request: Request<Body>) -> R
 /// `POST /stream`: the same parameters as a JSON body, for resume sets that outgrow a request line.
 pub(super) async fn post(State(relay): State<Relay>, request: Request<Body>) -> Result<Response, Refusal> {
     let (parts, body) = request.into_parts();
-    let principal = relay.authorize(&parts.headers, &parts.uri, Permission::Read)?;
-    if media_type(&parts.headers).as_deref() != Some("application/json") {
-        return Err(Refusal::MediaType { expected: "application/json" });
-    }
+    let admitted =
+        relay.authorize(&parts.headers, &parts.uri, Permission::Read).and_then(|principal| match media_type(
+            &parts.headers,
+        )
+        .as_deref()
+        {
+            Some("application/json") => Ok(principal),
+            _ => Err(Refusal::MediaType { expected: "application/json" }),
+        });
+    let principal = match admitted {
+        Ok(principal) => principal,
+        Err(refusal) => {
+            relay.discard(body);
+            return Err(refusal);
+        }
+    };
     let text = ingest::read_document(&relay, body, &parts.headers).await?;
     let subscription = parameters::from_body(&text, &parts.headers, relay.limits().max_from)?;
     Ok(open(&relay, principal, subscription))

@@ -88,7 +88,10 @@ impl Setting for bool {
 
 impl Setting for NonZeroUsize {
     fn read(text: &str) -> Result<Self, String> {
-        text.parse().map_err(|_| must("a whole number from 1 on", text))
+        /// More of anything than a machine holds, and few enough to compute with.
+        const MOST: usize = 1_000_000_000;
+        let count = text.parse().ok().filter(|count: &Self| count.get() <= MOST);
+        count.ok_or_else(|| must("a whole number from 1 to 1000000000", text))
     }
 }
 
@@ -105,8 +108,12 @@ impl Setting for Size {
 
 impl Setting for Duration {
     fn read(text: &str) -> Result<Self, String> {
-        humantime::parse_duration(text)
-            .map_err(|_| must("a duration with its unit, for example 500ms, 5s or 2m", text))
+        /// Longer than any wait that makes sense, and short enough to compute with.
+        const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+        let duration = humantime::parse_duration(text).ok().filter(|duration| *duration <= LONGEST);
+        duration.ok_or_else(|| {
+            must("a duration with its unit of at most a year, for example 500ms, 5s or 2m", text)
+        })
     }
 }
 

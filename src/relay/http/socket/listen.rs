@@ -1,15 +1,17 @@
 //! The reading half of a WebSocket connection.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use axum::extract::ws::{Message, WebSocket, close_code};
 use futures_util::stream::SplitStream;
 use futures_util::{FutureExt as _, StreamExt as _};
 use serde_json::value::RawValue;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tokio::time::timeout;
 
-use super::{Answer, Ending};
+use super::{ANSWER_BYTES, Answer, Ending, LONGEST_ID, Progress};
+use crate::aep::event::quoted;
 use crate::aep::frame::{Frame, Incoming, Plain};
 use crate::aep::{Event, EventError, Scope};
 use crate::relay::auth::{Permission, Principal};
@@ -26,6 +28,9 @@ pub(super) struct Listener<'c> {
     principal: &'c Principal,
     connection: Connection,
     answers: mpsc::Sender<Answer>,
+    /// What is left of the bytes that answers may wait in.
+    room: Arc<Semaphore>,
+    progress: &'c Progress,
     /// The ids of the live subscriptions.
     subscriptions: HashSet<String>,
     /// Events that are read and not yet taken in.
@@ -38,8 +43,19 @@ impl<'c> Listener<'c> {
         principal: &'c Principal,
         connection: Connection,
         answers: mpsc::Sender<Answer>,
+        progress: &'c Progress,
     ) -> Self {
-        Self { relay, principal, connection, answers, subscriptions: HashSet::new(), events: Vec::new() }
+        let room = Arc::new(Semaphore::new(ANSWER_BYTES));
+        Self {
+            relay,
+            principal,
+            connection,
+            answers,
+            room,
+            progress,
+            subscriptions: HashSet::new(),
+            events: Vec::new(),
+        }
     }
 
     /// Listens until the connection is to end.
@@ -48,6 +64,7 @@ impl<'c> Listener<'c> {
             let message = match self.events.is_empty() {
                 true => match timeout(self.relay.limits().times.silence, stream.next()).await {
                     Ok(message) => message,
+                    Err(_) if self.progress.last().elapsed() < self.relay.limits().times.silence => continue,
                     Err(_) => return Ending::Silent,
                 },
                 // What has been read is taken in as soon as nothing more is at hand.
@@ -143,10 +160,10 @@ impl<'c> Listener<'c> {
         let Err(refused) = routed else { return Ok(()) };
         tracing::info!(
             code = refused.code(),
-            source = event.source(),
-            id = event.id(),
-            session = event.session(),
-            command = event.event_type(),
+            source = %quoted(event.source()),
+            id = %quoted(event.id()),
+            session = %quoted(event.session().unwrap_or_default()),
+            command = %quoted(event.event_type()),
             "a command was refused"
         );
         let (code, detail) = (refused.code(), Some(refused.detail()));
@@ -160,6 +177,9 @@ impl<'c> Listener<'c> {
             Frame::Subscribe { id, text } => self.subscribe(id, &text).await,
             Frame::Unsubscribe { id } => self.unsubscribe(id).await,
             Frame::Roster { id } => self.roster(id).await,
+            Frame::Ping { t } if t.as_ref().is_some_and(|t| t.len() > LONGEST_ID) => {
+                self.refuse_request(None, "limit-exceeded", "t: too long to be sent back").await
+            }
             Frame::Ping { t } => {
                 let t = t.and_then(|t| RawValue::from_string(t).ok());
                 self.frame_text(Plain::Pong { t: t.as_deref() }.to_text()).await
@@ -168,10 +188,19 @@ impl<'c> Listener<'c> {
         }
     }
 
-    async fn subscribe(&mut self, id: Option<String>, text: &str) -> Result<(), Ending> {
-        let Some(id) = id else {
-            return self.refuse_request(None, "invalid-filter", "id: must be a non-empty string").await;
+    /// The id of a request, when it is one that can be sent back.
+    async fn id(&self, id: Option<String>) -> Result<Option<String>, Ending> {
+        let (code, detail) = match id {
+            Some(id) if id.len() <= LONGEST_ID => return Ok(Some(id)),
+            Some(_) => ("limit-exceeded", "id: too long to be sent back"),
+            None => ("invalid-filter", "id: must be a non-empty string"),
         };
+        self.refuse_request(None, code, detail).await?;
+        Ok(None)
+    }
+
+    async fn subscribe(&mut self, id: Option<String>, text: &str) -> Result<(), Ending> {
+        let Some(id) = self.id(id).await? else { return Ok(()) };
         if !self.principal.may(Permission::Read) {
             return self.refuse_request(Some(&id), "unauthorized", "this token does not permit read").await;
         }
@@ -200,28 +229,18 @@ impl<'c> Listener<'c> {
     }
 
     async fn unsubscribe(&mut self, id: Option<String>) -> Result<(), Ending> {
-        let Some(id) = id else {
-            return self.refuse_request(None, "invalid-filter", "id: must be a non-empty string").await;
-        };
+        let Some(id) = self.id(id).await? else { return Ok(()) };
         self.subscriptions.remove(&id);
         self.connection.set_subscriptions(self.subscriptions.len());
         self.answer(Answer::Unsubscribed { id }).await
     }
 
     async fn roster(&self, id: Option<String>) -> Result<(), Ending> {
-        let Some(id) = id else {
-            return self.refuse_request(None, "invalid-filter", "id: must be a non-empty string").await;
-        };
+        let Some(id) = self.id(id).await? else { return Ok(()) };
         if self.connection.is_emitter() || !self.principal.may(Permission::Read) {
             return self.refuse_request(Some(&id), "unauthorized", "the roster is for consumers").await;
         }
-        let mut entries = self.relay.hub().connections().roster();
-        if let Some(bound) = self.principal.bound() {
-            // What a filter says of sessions it doesn't name can't be told without an event: they stay unseen.
-            let named: HashSet<&str> = bound.sessions().into_iter().flatten().collect();
-            entries.retain(|entry| named.contains(&*entry.session));
-        }
-        self.frame_text(Plain::Roster { id: &id, entries }.to_text()).await
+        self.answer(Answer::Roster { id }).await
     }
 
     async fn refuse_request(&self, id: Option<&str>, code: &'static str, detail: &str) -> Result<(), Ending> {
@@ -236,7 +255,10 @@ impl<'c> Listener<'c> {
     }
 
     async fn frame_text(&self, text: String) -> Result<(), Ending> {
-        self.answer(Answer::Frame(text)).await
+        let bytes = u32::try_from(text.len().clamp(1, ANSWER_BYTES)).unwrap_or(u32::MAX);
+        // Never closed while the listener lives.
+        let share = Arc::clone(&self.room).acquire_many_owned(bytes).await.map_err(|_| Ending::Gone)?;
+        self.answer(Answer::Frame(text, share)).await
     }
 
     async fn answer(&self, answer: Answer) -> Result<(), Ending> {

@@ -1,16 +1,15 @@
 //! The writing half of a WebSocket connection.
 
-use std::collections::VecDeque;
-use std::num::NonZeroUsize;
+use std::collections::{HashSet, VecDeque};
 
 use axum::extract::ws::{Message, WebSocket};
-use futures_util::SinkExt as _;
 use futures_util::stream::SplitSink;
+use futures_util::{FutureExt as _, SinkExt as _};
 use lru::LruCache;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-use super::{Answer, Ending, millis};
+use super::{Answer, Ending, Progress, millis};
 use crate::aep::frame::{Delivered, Plain};
 use crate::aep::{Event, Position};
 use crate::relay::auth::Principal;
@@ -30,6 +29,7 @@ pub(super) struct Writer<'c> {
     /// Taken in turns.
     subscriptions: VecDeque<Subscription>,
     opened: Instant,
+    progress: &'c Progress,
 }
 
 struct Subscription {
@@ -37,6 +37,7 @@ struct Subscription {
     subscriber: Subscriber,
     /// The last position given of each session, for the `closing` frame; of as many sessions as a resume may name.
     delivered: LruCache<String, Position>,
+    most: usize,
 }
 
 impl<'c> Writer<'c> {
@@ -45,10 +46,20 @@ impl<'c> Writer<'c> {
         principal: &'c Principal,
         answers: mpsc::Receiver<Answer>,
         commands: mpsc::Receiver<Event>,
+        progress: &'c Progress,
     ) -> Self {
         let arrivals = relay.hub().arrivals();
         let opened = Instant::now();
-        Self { relay, principal, answers, commands, arrivals, subscriptions: VecDeque::new(), opened }
+        Self {
+            relay,
+            principal,
+            answers,
+            commands,
+            arrivals,
+            subscriptions: VecDeque::new(),
+            opened,
+            progress,
+        }
     }
 
     /// Writes until the connection is to end.
@@ -77,10 +88,14 @@ impl<'c> Writer<'c> {
             if self.principal.is_revoked() {
                 return Err(Ending::Revoked);
             }
+            if ping.tick().now_or_never().is_some() {
+                self.ping(sink).await?;
+            }
             // Seen before the subscriptions are, so that what arrives meanwhile wakes the loop again.
             self.arrivals.mark_unchanged();
             if self.piece(sink).await? > 0 {
                 flush(sink).await?;
+                self.progress.made();
                 continue;
             }
             flush(sink).await?;
@@ -91,23 +106,36 @@ impl<'c> Writer<'c> {
                 },
                 Some(command) = self.commands.recv() => feed(sink, command.as_str().into()).await?,
                 changed = self.arrivals.changed() => if changed.is_err() { return Err(Ending::Closing) },
-                _ = ping.tick() => {
-                    feed(sink, Plain::Ping { t: millis(self.opened.elapsed()) }.to_text()).await?;
-                }
+                _ = ping.tick() => self.ping(sink).await?,
                 () = self.relay.hub().closing() => {}
                 () = self.principal.revoked() => return Err(Ending::Revoked),
             }
         }
     }
 
+    async fn ping(&self, sink: &mut Sink) -> Result<(), Ending> {
+        feed(sink, Plain::Ping { t: millis(self.opened.elapsed()) }.to_text()).await
+    }
+
     async fn answer(&mut self, sink: &mut Sink, answer: Answer) -> Result<(), Ending> {
         match answer {
-            Answer::Frame(text) => feed(sink, text).await,
+            Answer::Frame(text, _share) => feed(sink, text).await,
+            Answer::Roster { id } => {
+                let mut entries = self.relay.hub().connections().roster();
+                if let Some(bound) = self.principal.bound() {
+                    // What a filter says of sessions it doesn't name can't be told without an event: they stay unseen.
+                    let named: HashSet<&str> = bound.sessions().into_iter().flatten().collect();
+                    entries.retain(|entry| named.contains(&*entry.session));
+                }
+                feed(sink, Plain::Roster { id: &id, entries }.to_text()).await?;
+                flush(sink).await
+            }
             Answer::Subscribed { id, subscriber } => {
                 feed(sink, Plain::Subscribed { id: &id }.to_text()).await?;
-                let max = NonZeroUsize::new(self.relay.limits().max_from).unwrap_or(NonZeroUsize::MIN);
-                let delivered = LruCache::new(max);
-                self.subscriptions.push_back(Subscription { id, subscriber: *subscriber, delivered });
+                let most = self.relay.limits().max_from;
+                // Bounded by hand: a bounded one would take the room for all sessions at once.
+                let delivered = LruCache::unbounded();
+                self.subscriptions.push_back(Subscription { id, subscriber: *subscriber, delivered, most });
                 self.relay.hub().metrics().subscribers.inc();
                 Ok(())
             }
@@ -206,6 +234,9 @@ impl Subscription {
                     Some(last) => *last = position.max(*last),
                     None => {
                         self.delivered.put(session.to_owned(), position);
+                        if self.delivered.len() > self.most {
+                            self.delivered.pop_lru();
+                        }
                     }
                 }
             }

@@ -12,8 +12,10 @@ use std::io::Write as _;
 use std::process::{Output, Stdio};
 
 use aep_sidecar::aep::{Event, Filter, Scope};
+use futures_util::{SinkExt as _, StreamExt as _};
 use process::{Judge, Sidecar, command};
 use serde_json::Value;
+use tokio_tungstenite::tungstenite::Message;
 
 /// `(source, id)`.
 type Key = (String, String);
@@ -375,6 +377,14 @@ async fn secrets_and_data_stay_out_of_the_log() {
         .await
         .unwrap();
     assert!(!refused.text().await.unwrap().contains("hunter2"));
+    let socket = format!("ws://{}/socket?access_token=hunter2", sidecar.address);
+    let (mut socket, _) = tokio_tungstenite::connect_async(socket).await.unwrap();
+    let emitted = event("s", 2).replace(r#""seq":2"#, r#""seq":2,"data":{"prompt":"hunter2"}"#);
+    for text in [r#"{"type":"hello","versions":["0.1"]}"#, &emitted, r#"{"type":"ping","t":"done"}"#] {
+        socket.send(Message::text(text)).await.unwrap();
+    }
+    // Answered once what was sent before it was taken in.
+    while !matches!(socket.next().await.unwrap().unwrap(), Message::Text(text) if text.contains("done")) {}
     let mut log = vec![sidecar.process.logged("paused")];
     sidecar.process.kill();
     log.extend(sidecar.process.log());

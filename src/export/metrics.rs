@@ -1,5 +1,7 @@
 //! What the export counts.
 
+use std::sync::Arc;
+
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -7,10 +9,20 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
 use super::sink::Reason;
+use super::spool::SpoolMetrics;
 
-/// The label of a counter by reason.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, EncodeLabelSet)]
+/// The label of what is counted for each sink: its configured name.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct BySink {
+    /// The sink's name.
+    pub sink: Arc<str>,
+}
+
+/// The labels of a counter by sink and reason.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ByReason {
+    /// The sink's name.
+    pub sink: Arc<str>,
     /// Why.
     pub reason: Reason,
 }
@@ -21,80 +33,104 @@ impl EncodeLabelValue for Reason {
     }
 }
 
-/// The export's counters. Clones share them.
-#[derive(Debug, Clone, Default)]
-pub struct Metrics {
+/// Declares what is counted for each sink.
+macro_rules! by_sink {
+    ($($(#[$doc:meta])* $field:ident: $kind:ident, $name:literal, $help:literal;)*) => {
+        /// The export's counters. Clones share them.
+        #[derive(Debug, Clone, Default)]
+        pub struct Metrics {
+            /// The spool's.
+            pub spool: SpoolMetrics,
+            $($(#[$doc])* pub $field: Family<BySink, $kind>,)*
+            /// Attempts that failed and are repeated.
+            pub retries: Family<ByReason, Counter>,
+            /// Events that became dead letters.
+            pub dead_letters: Family<ByReason, Counter>,
+        }
+
+        /// One sink's counters. Clones share them.
+        #[derive(Debug, Clone)]
+        pub struct SinkMetrics {
+            name: Arc<str>,
+            $($(#[$doc])* pub $field: $kind,)*
+            retries: Family<ByReason, Counter>,
+            dead_letters: Family<ByReason, Counter>,
+        }
+
+        impl Metrics {
+            /// Registers every counter.
+            pub fn register(&self, registry: &mut Registry) {
+                self.spool.register(registry);
+                $(registry.register($name, $help, self.$field.clone());)*
+                registry.register("aep_export_retries", "Attempts that failed and are repeated", self.retries.clone());
+                registry.register("aep_export_dead_letters", "Events that became dead letters", self.dead_letters.clone());
+            }
+
+            /// The counters of one sink.
+            #[must_use]
+            pub fn sink(&self, name: &str) -> SinkMetrics {
+                let name: Arc<str> = name.into();
+                let label = BySink { sink: Arc::clone(&name) };
+                SinkMetrics {
+                    $($field: self.$field.get_or_create(&label).clone(),)*
+                    retries: self.retries.clone(),
+                    dead_letters: self.dead_letters.clone(),
+                    name,
+                }
+            }
+        }
+    };
+}
+
+by_sink! {
     /// Events that the sink acknowledged.
-    pub delivered: Counter,
-    /// Attempts that failed and are repeated.
-    pub retries: Family<ByReason, Counter>,
-    /// Events that became dead letters.
-    pub dead_letters: Family<ByReason, Counter>,
+    delivered: Counter, "aep_export_delivered", "Events that the sink acknowledged";
+    /// Batches that the sink refused and that went again in smaller ones.
+    batches_split: Counter, "aep_export_batches_split", "Batches that the sink refused and that went again in smaller ones";
     /// Dead letters dropped to make room for newer ones.
-    pub dead_letters_dropped: Counter,
-    /// Events dropped since they were known already.
-    pub duplicates: Counter,
-    /// Events taken from the feed and not handled yet.
-    pub pending_events: Gauge,
+    dead_letters_dropped: Counter, "aep_export_dead_letters_dropped", "Dead letters dropped to make room for newer ones";
+    /// Events read from the spool and not handled yet.
+    pending_events: Gauge, "aep_export_pending_events", "Events read from the spool and not handled yet";
     /// Memory that these take, in bytes.
-    pub pending_bytes: Gauge,
+    pending_bytes: Gauge, "aep_export_pending_bytes", "Memory of the pending events, in bytes";
+    /// Numbers in the spool from the sink's cursor to its end: those of events that it may not want included.
+    lag_events: Gauge, "aep_export_lag_events", "Events in the spool that the sink is not done with";
     /// 1 while the sink is paused, else 0.
-    pub sink_paused: Gauge,
-    /// Writes of the checkpoint that failed.
-    pub checkpoint_failures: Counter,
-    /// Damaged checkpoint files found.
-    pub damaged_files: Counter,
+    paused: Gauge, "aep_export_sink_paused", "1 while the sink is paused, else 0";
+    /// Writes of the cursor that failed.
+    cursor_failures: Counter, "aep_export_cursor_failures", "Writes of the cursor that failed";
+    /// Damaged cursor files found.
+    damaged_files: Counter, "aep_export_damaged_files", "Damaged cursor files found";
+}
+
+impl Default for SinkMetrics {
+    /// Counters of their own.
+    fn default() -> Self {
+        Metrics::default().sink("default")
+    }
 }
 
 impl Metrics {
-    /// Registers every counter.
-    pub fn register(&self, registry: &mut Registry) {
-        let mut counter = |name, help, counter: &Counter| registry.register(name, help, counter.clone());
-        counter("aep_export_delivered", "Events that the sink acknowledged", &self.delivered);
-        counter("aep_export_duplicates", "Events dropped since they were known already", &self.duplicates);
-        counter(
-            "aep_export_dead_letters_dropped",
-            "Dead letters dropped to make room for newer ones",
-            &self.dead_letters_dropped,
-        );
-        counter(
-            "aep_export_checkpoint_failures",
-            "Writes of the checkpoint that failed",
-            &self.checkpoint_failures,
-        );
-        counter("aep_export_damaged_files", "Damaged checkpoint files found", &self.damaged_files);
-        let mut family =
-            |name, help, family: &Family<ByReason, Counter>| registry.register(name, help, family.clone());
-        family("aep_export_retries", "Attempts that failed and are repeated", &self.retries);
-        family("aep_export_dead_letters", "Events that became dead letters", &self.dead_letters);
-        let mut gauge = |name, help, gauge: &Gauge| registry.register(name, help, gauge.clone());
-        gauge(
-            "aep_export_pending_events",
-            "Events taken from the feed and not handled yet",
-            &self.pending_events,
-        );
-        gauge("aep_export_pending_bytes", "Memory of the pending events, in bytes", &self.pending_bytes);
-        gauge("aep_export_sink_paused", "1 while the sink is paused, else 0", &self.sink_paused);
-    }
-
-    /// How many retries there were, by reason.
+    /// How many retries of a sink there were, by reason.
     #[must_use]
-    pub fn retries(&self, reason: Reason) -> u64 {
-        self.retries.get_or_create(&ByReason { reason }).get()
+    pub fn retries(&self, sink: &str, reason: Reason) -> u64 {
+        self.retries.get_or_create(&ByReason { sink: sink.into(), reason }).get()
     }
 
-    /// How many dead letters there were, by reason.
+    /// How many dead letters of a sink there were, by reason.
     #[must_use]
-    pub fn dead_letters(&self, reason: Reason) -> u64 {
-        self.dead_letters.get_or_create(&ByReason { reason }).get()
+    pub fn dead_letters(&self, sink: &str, reason: Reason) -> u64 {
+        self.dead_letters.get_or_create(&ByReason { sink: sink.into(), reason }).get()
     }
+}
 
+impl SinkMetrics {
     pub(crate) fn retried(&self, reason: Reason) {
-        self.retries.get_or_create(&ByReason { reason }).inc();
+        self.retries.get_or_create(&ByReason { sink: Arc::clone(&self.name), reason }).inc();
     }
 
     pub(crate) fn dead_lettered(&self, reason: Reason) {
-        self.dead_letters.get_or_create(&ByReason { reason }).inc();
+        self.dead_letters.get_or_create(&ByReason { sink: Arc::clone(&self.name), reason }).inc();
     }
 }
 
@@ -106,12 +142,14 @@ mod tests {
     fn names_follow_the_conventions() {
         let (metrics, mut registry) = (Metrics::default(), Registry::default());
         metrics.register(&mut registry);
-        metrics.delivered.inc();
-        metrics.retried(Reason::Throttled);
+        let sink = metrics.sink("bus");
+        sink.delivered.inc();
+        sink.retried(Reason::Throttled);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        assert!(text.contains("aep_export_delivered_total 1\n"), "{text}");
-        assert!(text.contains("aep_export_retries_total{reason=\"throttled\"} 1\n"), "{text}");
-        assert_eq!((metrics.retries(Reason::Throttled), metrics.dead_letters(Reason::Mapping)), (1, 0));
+        assert!(text.contains("aep_export_delivered_total{sink=\"bus\"} 1\n"), "{text}");
+        assert!(text.contains("aep_export_retries_total{sink=\"bus\",reason=\"throttled\"} 1\n"), "{text}");
+        assert_eq!(metrics.retries("bus", Reason::Throttled), 1);
+        assert_eq!(metrics.dead_letters("bus", Reason::Mapping), 0);
     }
 }

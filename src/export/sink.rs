@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | 2xx, whatever becomes of the body | delivered | the next event of the session goes out |
 //! | 1xx as an answer, 3xx | misconfigured | redirects are never followed: the sink pauses and is probed |
-//! | 400, 406, 409, 411 to 417 but for 416, 422, 431, 494 | rejected | a verdict on the event: dead letter |
+//! | 400, 406, 409, 411 to 417 but for 416, 422, 431, 494 | rejected | a verdict on the event: dead letter; on a batch: it is split |
 //! | 401, 402, 403, 404, 405, 407, 410, 421, 426, 451, any other 4xx; 501, 505, 511 | misconfigured | as above; no event is thrown away |
 //! | 408, 425, 429, any other 5xx | transient | retried; `Retry-After` pauses the sink |
 //! | 600 and above | misconfigured | as above |
@@ -32,24 +32,45 @@ use crate::aep::cloudevents::MappingError;
 pub use self::http::HttpSink;
 pub use self::stdout::StdoutSink;
 
-/// One event on its way to a sink.
+/// Events on their way to a sink, together: one, or a batch.
 #[derive(Debug, Clone)]
 pub struct Delivery {
-    /// The event. A sink maps it to the same bytes on every attempt.
-    pub event: Event,
-    /// The attempt, counted from 1.
+    /// The events, at least one, those of a session in their order. A sink maps each to the same bytes on every
+    /// attempt.
+    pub events: Vec<Event>,
+    /// The attempt with the most often tried of them, counted from 1.
     pub attempt: u32,
+}
+
+impl Delivery {
+    /// The first attempt with one event.
+    #[must_use]
+    pub fn of(event: Event) -> Self {
+        Self { events: vec![event], attempt: 1 }
+    }
+}
+
+/// How events are written to a sink that knows more than one way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// One CloudEvent, attributes and data in one JSON object.
+    #[default]
+    Structured,
+    /// A JSON array of such objects.
+    Batch,
 }
 
 /// A destination.
 pub trait Sink: Send + Sync {
-    /// Delivers one event, and returns once the sink has acknowledged it.
+    /// Delivers the events, all or none, and returns once the sink has acknowledged them.
+    ///
+    /// A batch of several that is [`DeliveryError::Rejected`] says nothing of any one of them.
     ///
     /// # Errors
     /// What was wrong, as what is to be done about it.
     ///
     /// # Cancel safety
-    /// Dropping the future leaves open whether the event arrived: it must be delivered again.
+    /// Dropping the future leaves open whether the events arrived: they must be delivered again.
     fn deliver(&self, delivery: &Delivery) -> impl Future<Output = Result<(), DeliveryError>> + Send;
 }
 
@@ -270,13 +291,13 @@ pub enum AnySink {
 }
 
 impl AnySink {
-    /// The sink of a target; `timeout` bounds one attempt as a whole.
+    /// The sink of a target, written to in that mode.
     ///
     /// # Errors
     /// When the HTTP client can't be built.
-    pub fn build(target: &Target, timeout: Duration) -> Result<Self, http::BuildError> {
+    pub fn build(target: &Target, mode: Mode, times: http::Times) -> Result<Self, http::BuildError> {
         match target {
-            Target::Http(url) => HttpSink::new(url.clone(), timeout).map(Box::new).map(Self::Http),
+            Target::Http(url) => HttpSink::new(url.clone(), mode, times).map(Box::new).map(Self::Http),
             Target::Stdout => Ok(Self::Stdout(StdoutSink::stdout())),
         }
     }

@@ -1,78 +1,126 @@
-//! Letters on their way to disk.
+//! Letters on their way to where they are kept.
 
-use tokio::task::JoinHandle;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
 
 use super::{DeadLetters, Letter};
-use crate::export::seen::Fingerprint;
+use crate::export::lane::Parcel;
+use crate::export::sink::{AnySink, Delivery, Sink};
 
-/// Writes dead letters, one batch at a time; what is posted meanwhile goes with the next one.
+/// Where dead letters go.
 #[derive(Debug)]
-pub(crate) struct Outbox {
-    state: State,
-    waiting: Vec<(Fingerprint, Letter)>,
+pub(crate) enum Desk {
+    /// Into files.
+    Files(DeadLetters),
+    /// To another sink, with why they were refused.
+    Sink {
+        /// The sink.
+        to: Arc<AnySink>,
+        /// The name of the sink that refused them.
+        from: String,
+    },
 }
 
-#[derive(Debug)]
+/// Sends dead letters where they are kept, one batch at a time; what is posted meanwhile goes with the next one.
+pub(crate) struct Outbox {
+    state: State,
+    waiting: Vec<(Parcel, Letter)>,
+}
+
 enum State {
-    Idle(DeadLetters),
-    Writing(JoinHandle<(DeadLetters, Batch)>),
+    Idle(Desk),
+    Sending(Pin<Box<dyn Future<Output = Option<(Desk, Batch)>> + Send>>),
     /// The runtime is going down.
     Gone,
 }
 
-/// Letters that were written, or not, with their lanes.
+impl std::fmt::Debug for Outbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Outbox").field("waiting", &self.waiting.len()).finish_non_exhaustive()
+    }
+}
+
+/// Letters that were kept, or not.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    pub(crate) letters: Vec<(Fingerprint, Letter)>,
-    /// How many older ones were dropped for them, or why they couldn't be written.
-    pub(crate) result: std::io::Result<u64>,
+    pub(crate) letters: Vec<(Parcel, Letter)>,
+    /// How many of them, from the first one on, are kept.
+    pub(crate) kept: usize,
+    /// How many older ones were dropped for them.
+    pub(crate) dropped: u64,
 }
 
 impl Outbox {
-    pub(crate) fn new(letters: DeadLetters) -> Self {
-        Self { state: State::Idle(letters), waiting: Vec::new() }
+    pub(crate) fn new(desk: Desk) -> Self {
+        Self { state: State::Idle(desk), waiting: Vec::new() }
     }
 
-    /// Takes the letter of the event in flight in `lane`. There is one a lane, and so a bounded number.
-    pub(crate) fn post(&mut self, lane: Fingerprint, letter: Letter) {
-        self.waiting.push((lane, letter));
+    /// Takes the letter of a parcel in flight. There is one a lane, and so a bounded number.
+    pub(crate) fn post(&mut self, parcel: Parcel, letter: Letter) {
+        self.waiting.push((parcel, letter));
     }
 
-    /// Whether every letter has been written, or has failed to be.
+    /// Whether every letter is kept, or couldn't be.
     pub(crate) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && !self.is_writing()
+        self.waiting.is_empty() && !self.is_sending()
     }
 
-    pub(crate) fn is_writing(&self) -> bool {
-        matches!(self.state, State::Writing(_))
+    pub(crate) fn is_sending(&self) -> bool {
+        matches!(self.state, State::Sending(_))
     }
 
-    /// Starts writing when there is a letter and no write is under way.
+    /// Starts when there is a letter and nothing is under way.
     pub(crate) fn start(&mut self) {
         if self.waiting.is_empty() || !matches!(self.state, State::Idle(_)) {
             return;
         }
-        if let State::Idle(mut store) = std::mem::replace(&mut self.state, State::Gone) {
+        if let State::Idle(desk) = std::mem::replace(&mut self.state, State::Gone) {
             let letters = std::mem::take(&mut self.waiting);
-            self.state = State::Writing(tokio::task::spawn_blocking(move || {
-                let result = store.write(letters.iter().map(|(_, letter)| letter));
-                (store, Batch { letters, result })
-            }));
+            self.state = State::Sending(match desk {
+                Desk::Files(files) => Box::pin(write(files, letters)),
+                Desk::Sink { to, from } => Box::pin(deliver(to, from, letters)),
+            });
         }
     }
 
-    /// Waits for the write that is under way; for ever when there is none.
+    /// Waits for what is under way; for ever when there is nothing.
     ///
     /// # Cancel safety
-    /// Cancel safe: the write goes on, and is waited for by the next call.
+    /// Cancel safe: it goes on, and is waited for by the next call.
     pub(crate) async fn finished(&mut self) -> Batch {
-        if let State::Writing(task) = &mut self.state {
-            if let Ok((store, batch)) = task.await {
-                self.state = State::Idle(store);
+        if let State::Sending(sending) = &mut self.state {
+            if let Some((desk, batch)) = sending.await {
+                self.state = State::Idle(desk);
                 return batch;
             }
             self.state = State::Gone;
         }
         std::future::pending().await
     }
+}
+
+async fn write(mut files: DeadLetters, letters: Vec<(Parcel, Letter)>) -> Option<(Desk, Batch)> {
+    let write = move || {
+        let written = files.write(letters.iter().map(|(_, letter)| letter));
+        let kept = if written.is_ok() { letters.len() } else { 0 };
+        (Desk::Files(files), Batch { letters, kept, dropped: written.unwrap_or(0) })
+    };
+    tokio::task::spawn_blocking(write).await.ok()
+}
+
+async fn deliver(
+    to: Arc<AnySink>,
+    from: String,
+    letters: Vec<(Parcel, Letter)>,
+) -> Option<(Desk, Batch)> {
+    let mut kept = 0;
+    for (_, letter) in &letters {
+        if let Err(error) = to.deliver(&Delivery::of(letter.annotated(&from))).await {
+            tracing::warn!(sink = from, %error, "the dead letter sink takes no letter; its event is kept and retried");
+            break;
+        }
+        kept += 1;
+    }
+    Some((Desk::Sink { to, from }, Batch { letters, kept, dropped: 0 }))
 }

@@ -1,4 +1,4 @@
-//! CloudEvents over HTTP: one POST an event, in structured mode.
+//! CloudEvents over HTTP: one POST an event in structured mode, or one a batch.
 
 use std::error::Error;
 use std::fmt;
@@ -7,12 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use reqwest::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use reqwest::{Client, Response, StatusCode, Url};
+use tokio::time::Instant;
 
-use super::{Delivery, DeliveryError, Reason, Sink, sanitised};
-use crate::aep::cloudevents::CloudEvent;
+use super::{Delivery, DeliveryError, Mode, Reason, Sink, sanitised};
+use crate::aep::cloudevents::{self, CloudEvent};
 use crate::export::retry::{parse_retry_after, wall_clock};
 
 /// How long a connection may take to be made, its TLS handshake included.
@@ -28,12 +30,37 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Delivers to an HTTP endpoint. Redirects are never followed.
 pub struct HttpSink {
-    client: Client,
+    /// Guards the client that requests go through, which is replaced by a fresh one when it is too old.
+    client: Mutex<Aging>,
+    times: Times,
+    mode: Mode,
     /// Without user name and password.
     url: Url,
     credentials: Option<(String, Option<String>)>,
     /// Whether the endpoint has answered before, so that a connection may have been kept open since.
     answered: AtomicBool,
+}
+
+/// A client with its connections, and since when it has been used.
+struct Aging {
+    client: Client,
+    since: Instant,
+}
+
+/// How long an HTTP sink waits and keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Times {
+    /// Bounds one attempt as a whole.
+    pub attempt: Duration,
+    /// Requests use no connection that is older, so that a change of the name's addresses is seen.
+    pub connection: Duration,
+}
+
+impl Default for Times {
+    /// 30 s an attempt, 5 min a connection.
+    fn default() -> Self {
+        Self { attempt: Duration::from_secs(30), connection: Duration::from_mins(5) }
+    }
 }
 
 /// Why an HTTP sink can't be built.
@@ -48,55 +75,93 @@ impl fmt::Debug for HttpSink {
 }
 
 impl HttpSink {
-    /// A sink to `url`; `timeout` bounds one attempt as a whole. A user name and a password in the URL become
-    /// basic authentication.
+    /// A sink to `url`. A user name and a password in the URL become basic authentication.
     ///
     /// # Errors
     /// When the client can't be built, for want of trusted root certificates for instance.
-    pub fn new(mut url: Url, timeout: Duration) -> Result<Self, BuildError> {
-        // An error only means that a provider is installed already.
-        drop(rustls::crypto::ring::default_provider().install_default());
+    pub fn new(mut url: Url, mode: Mode, times: Times) -> Result<Self, BuildError> {
         let credentials = (!url.username().is_empty() || url.password().is_some())
             .then(|| (decoded(url.username()), url.password().map(decoded)));
         if url.set_username("").and(url.set_password(None)).is_err() {
             // Only a URL without a host has no place for them, and a target has one.
             tracing::error!("the sink's URL takes no credentials");
         }
-        let mut client = Client::builder()
-            .user_agent(concat!("aep-sidecar/", env!("CARGO_PKG_VERSION")))
-            .redirect(reqwest::redirect::Policy::none())
-            .referer(false)
-            .connect_timeout(CONNECT_TIMEOUT)
-            .timeout(timeout)
-            .pool_idle_timeout(IDLE_TIMEOUT)
-            .tcp_keepalive(KEEP_ALIVE)
-            .http2_keep_alive_interval(KEEP_ALIVE)
-            .http2_keep_alive_timeout(KEEP_ALIVE)
-            .dns_resolver(SystemResolver);
-        if url.scheme() == "http" {
-            // Root certificates aren't needed, and may not be there.
-            client = client.tls_certs_only([]);
+        let client = client(&url, times.attempt).map_err(BuildError)?;
+        let client = Mutex::new(Aging { client, since: Instant::now() });
+        Ok(Self { client, times, mode, url, credentials, answered: AtomicBool::new(false) })
+    }
+
+    /// The client that a request goes through. Requests under way on an old one's connections go on.
+    fn client(&self) -> Client {
+        let mut aging = self.client.lock();
+        if aging.since.elapsed() >= self.times.connection {
+            // It could be built once; should it fail now, old connections are better than none.
+            if let Ok(fresh) = client(&self.url, self.times.attempt) {
+                *aging = Aging { client: fresh, since: Instant::now() };
+            }
         }
-        let client = client.build().map_err(|error| BuildError(error.without_url()))?;
-        Ok(Self { client, url, credentials, answered: AtomicBool::new(false) })
+        aging.client.clone()
     }
 
     async fn post(&self, body: Bytes) -> Result<Response, reqwest::Error> {
+        let content_type = match self.mode {
+            Mode::Structured => "application/cloudevents+json; charset=UTF-8",
+            Mode::Batch => "application/cloudevents-batch+json; charset=UTF-8",
+        };
         let mut request = self
-            .client
+            .client()
             .post(self.url.clone())
             .body(body)
-            .header(CONTENT_TYPE, HeaderValue::from_static("application/cloudevents+json; charset=UTF-8"));
+            .header(CONTENT_TYPE, HeaderValue::from_static(content_type));
         if let Some((user, password)) = &self.credentials {
             request = request.basic_auth(user, password.as_deref());
         }
         request.send().await
     }
+
+    fn body(&self, delivery: &Delivery) -> Result<Vec<u8>, DeliveryError> {
+        let mut mapped = Vec::with_capacity(delivery.events.len());
+        for event in &delivery.events {
+            mapped.push(CloudEvent::of(event)?);
+        }
+        match (self.mode, mapped.as_slice()) {
+            (Mode::Structured, [one]) => Ok(one.structured()),
+            (Mode::Batch, all) => Ok(cloudevents::batch(all)),
+            // Sinks in this mode are given one at a time.
+            (Mode::Structured, _) => Err(DeliveryError::Rejected {
+                reason: Reason::TooLarge,
+                status: None,
+                detail: "structured mode holds one event".to_owned(),
+            }),
+        }
+    }
+}
+
+/// A client without connections yet.
+fn client(url: &Url, timeout: Duration) -> Result<Client, reqwest::Error> {
+    // An error only means that a provider is installed already.
+    drop(rustls::crypto::ring::default_provider().install_default());
+    let mut client = Client::builder()
+        .user_agent(concat!("aep-sidecar/", env!("CARGO_PKG_VERSION")))
+        .redirect(reqwest::redirect::Policy::none())
+        .referer(false)
+        .connect_timeout(CONNECT_TIMEOUT)
+        .timeout(timeout)
+        .pool_idle_timeout(IDLE_TIMEOUT)
+        .tcp_keepalive(KEEP_ALIVE)
+        .http2_keep_alive_interval(KEEP_ALIVE)
+        .http2_keep_alive_timeout(KEEP_ALIVE)
+        .dns_resolver(SystemResolver);
+    if url.scheme() == "http" {
+        // Root certificates aren't needed, and may not be there.
+        client = client.tls_certs_only([]);
+    }
+    client.build().map_err(reqwest::Error::without_url)
 }
 
 impl Sink for HttpSink {
     async fn deliver(&self, delivery: &Delivery) -> Result<(), DeliveryError> {
-        let body = Bytes::from(CloudEvent::of(&delivery.event)?.structured());
+        let body = Bytes::from(self.body(delivery)?);
         let mut answer = self.post(body.clone()).await;
         if let Err(error) = &answer
             && failure(error) == Failure::Transient(Reason::ConnectionLost)

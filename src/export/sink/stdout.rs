@@ -47,14 +47,17 @@ impl Sink for StdoutSink {
     /// # Cancel safety
     /// A future that is dropped may leave part of a line behind; the next event starts on a new one.
     async fn deliver(&self, delivery: &Delivery) -> Result<(), DeliveryError> {
-        let mut line = CloudEvent::of(&delivery.event)?.structured();
-        line.push(b'\n');
+        let mut lines = Vec::new();
+        for event in &delivery.events {
+            CloudEvent::of(event)?.write_structured(&mut lines);
+            lines.push(b'\n');
+        }
         let mut writer = self.writer.lock().await;
         if writer.within_a_line {
-            line.insert(0, b'\n');
+            lines.insert(0, b'\n');
         }
         writer.within_a_line = true;
-        let written = match writer.to.write_all(&line).await {
+        let written = match writer.to.write_all(&lines).await {
             Ok(()) => writer.to.flush().await,
             error => error,
         };
@@ -77,7 +80,7 @@ mod tests {
         let event = Event::parse_str(
             r#"{"aep":"0.1","id":"e","type":"run.started","time":"2026-07-03T10:14:01Z","source":"aep://h","agent":"a","session":"s","seq":1}"#,
         );
-        Delivery { event: event.unwrap(), attempt: 1 }
+        Delivery::of(event.unwrap())
     }
 
     #[tokio::test]
@@ -89,7 +92,7 @@ mod tests {
         drop(sink);
         let mut text = String::new();
         reader.read_to_string(&mut text).await.unwrap();
-        let line = String::from_utf8(CloudEvent::of(&delivery().event).unwrap().structured()).unwrap();
+        let line = String::from_utf8(CloudEvent::of(&delivery().events[0]).unwrap().structured()).unwrap();
         assert_eq!(text, format!("{line}\n{line}\n"));
     }
 

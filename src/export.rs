@@ -11,6 +11,7 @@
 //! | where do events come from? | [`feed`] |
 //! | when is an event a duplicate? | [`seen`] |
 //! | what survives a restart, and which crash? | [`checkpoint`] |
+//! | what is kept of accepted events, and which crash does it survive? | [`spool`] |
 //! | up to which position is a session done with? | `reached` |
 //! | which event goes next, and when does the sink pause? | `lane`, `breaker` |
 //! | how long until the next attempt? | [`retry`] |
@@ -53,6 +54,7 @@ mod reached;
 pub mod retry;
 pub mod seen;
 pub mod sink;
+pub mod spool;
 mod state_dir;
 
 pub use breaker::{SinkState, SinkStatus};

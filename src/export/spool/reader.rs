@@ -1,0 +1,249 @@
+//! Reads committed events in order: from memory when the reader keeps up, else from the files.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::scan::{Found, Scan};
+use super::segments::{Place, Segment};
+use super::shared::Shared;
+use crate::aep::Event;
+
+/// The most events of one batch.
+const MAX_EVENTS: usize = 256;
+/// The most bytes of one batch, unless a single event has more.
+const MAX_BYTES: usize = 1 << 20;
+/// How often a file that can't be read is tried, before what it holds is given up.
+const ATTEMPTS: u32 = 5;
+/// How long a reader waits before it tries again.
+const BETWEEN_ATTEMPTS: Duration = Duration::from_secs(1);
+
+/// Events in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// Events and their numbers, at most 256 of them and about 1 MiB. Empty when everything up to `next` is
+    /// lost.
+    pub events: Vec<(u64, Event)>,
+    /// The number that the next batch begins at. Numbers before it that are missing from `events` are lost to
+    /// damage, were freed since nothing held them, or were never given.
+    pub next: u64,
+}
+
+/// A cursor over the committed events. It holds no space: what it hasn't read yet is kept by a
+/// [`Hold`](super::Hold).
+pub struct Reader {
+    shared: Arc<Shared>,
+    next: u64,
+    /// Where it is in which segment, told by its first number.
+    place: Option<(u64, Scan)>,
+    committed: watch::Receiver<u64>,
+    /// The read that is under way.
+    job: Option<JoinHandle<Result<Read, (Segment, io::Error)>>>,
+    /// Reads that failed since the last one that worked.
+    failures: u32,
+}
+
+impl fmt::Debug for Reader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reader").field("next", &self.next).finish_non_exhaustive()
+    }
+}
+
+/// What a read has brought.
+struct Read {
+    segment: Segment,
+    scan: Scan,
+    batch: Batch,
+    losses: Vec<Loss>,
+}
+
+/// Events that are missing from a segment.
+struct Loss {
+    /// Where, in the file.
+    offset: u64,
+    events: u64,
+    why: &'static str,
+}
+
+impl Reader {
+    pub(super) fn new(shared: Arc<Shared>, from: u64) -> Self {
+        let committed = shared.committed.subscribe();
+        Self { shared, next: from, place: None, committed, job: None, failures: 0 }
+    }
+
+    /// Whether something is committed at or after the reader's place, so that [`next`](Self::next) needn't
+    /// wait for an append.
+    #[must_use]
+    pub fn ready(&self) -> bool {
+        self.next < *self.committed.borrow()
+    }
+
+    /// The number that the next batch begins at.
+    #[must_use]
+    pub fn place(&self) -> u64 {
+        self.next
+    }
+
+    /// The next events, as soon as there are any.
+    ///
+    /// # Cancel safety
+    /// Cancel safe: nothing is skipped when it is dropped.
+    pub async fn next(&mut self) -> Batch {
+        loop {
+            if let Some(job) = &mut self.job {
+                let result = job.await;
+                self.job = None;
+                match result {
+                    Ok(Ok(read)) => return self.take(read),
+                    Ok(Err((segment, error))) => {
+                        if let Some(batch) = self.failed(&segment, &error) {
+                            return batch;
+                        }
+                        tokio::time::sleep(BETWEEN_ATTEMPTS).await;
+                    }
+                    // The runtime is going down.
+                    Err(_) => return std::future::pending().await,
+                }
+                continue;
+            }
+            self.committed.mark_unchanged();
+            if let Some(batch) = self.start() {
+                return batch;
+            }
+            if self.job.is_none() && self.committed.changed().await.is_err() {
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    /// A batch from memory, or else starts a read, or else there is nothing yet.
+    fn start(&mut self) -> Option<Batch> {
+        let segment = {
+            let core = self.shared.core.lock();
+            self.next = self.next.max(core.first());
+            if self.next >= core.end {
+                return None;
+            }
+            let mut segment = None;
+            while self.next < core.recent_first() {
+                match core.segments.place(self.next) {
+                    Place::In(found) => {
+                        segment = Some(found);
+                        break;
+                    }
+                    Place::Before(number) => self.next = number.min(core.recent_first()),
+                    Place::Past => self.next = core.recent_first(),
+                }
+            }
+            let Some(segment) = segment else {
+                let events = core.recent(self.next, MAX_EVENTS, MAX_BYTES);
+                self.next = events.last().map_or(core.end, |(number, _)| number.saturating_add(1));
+                self.place = None;
+                return Some(Batch { events, next: self.next });
+            };
+            segment
+        };
+        let scan = self.place.take().filter(|(first, _)| *first == segment.first).map(|(_, scan)| scan);
+        let (shared, from) = (Arc::clone(&self.shared), self.next);
+        self.job = Some(tokio::task::spawn_blocking(move || {
+            read(&shared, &segment, scan, from).map_err(|error| (segment, error))
+        }));
+        None
+    }
+
+    fn take(&mut self, read: Read) -> Batch {
+        let Read { segment, scan, batch, losses } = read;
+        for loss in &losses {
+            self.report(&segment, loss);
+        }
+        self.failures = 0;
+        self.place = Some((segment.first, scan));
+        self.next = batch.next;
+        batch
+    }
+
+    /// After a read that failed: what is given up, when that is due.
+    fn failed(&mut self, segment: &Segment, error: &io::Error) -> Option<Batch> {
+        self.place = None;
+        let is_there = matches!(
+            self.shared.core.lock().segments.place(self.next),
+            Place::In(found) if found.first == segment.first
+        );
+        if !is_there {
+            // It was freed meanwhile.
+            return None;
+        }
+        self.failures = self.failures.saturating_add(1);
+        if self.failures == 1 {
+            tracing::warn!(file = segment.name(), %error, "spool file can't be read; tried again");
+        }
+        if self.failures < ATTEMPTS && error.kind() != io::ErrorKind::NotFound {
+            return None;
+        }
+        self.failures = 0;
+        let events = segment.end.saturating_sub(self.next);
+        self.report(segment, &Loss { offset: segment.reported, events, why: "the file can't be read" });
+        self.next = segment.end;
+        Some(Batch { events: Vec::new(), next: self.next })
+    }
+
+    /// Counts and logs a loss, unless another reader has.
+    fn report(&self, segment: &Segment, loss: &Loss) {
+        if self.shared.core.lock().segments.report(segment.first, loss.offset) {
+            self.shared.metrics.lost_events.inc_by(loss.events);
+            tracing::error!(
+                file = segment.name(),
+                events = loss.events,
+                offset = loss.offset,
+                reason = loss.why,
+                "events of the spool are lost"
+            );
+        }
+    }
+}
+
+/// Reads a batch of a segment, from a number on. Blocks.
+fn read(shared: &Shared, segment: &Segment, scan: Option<Scan>, from: u64) -> io::Result<Read> {
+    let mut scan = match (scan, &shared.files) {
+        (Some(scan), _) => scan,
+        (None, Some(files)) => Scan::new(files.open(&segment.name())?, segment.first),
+        (None, None) => return Err(io::ErrorKind::NotFound.into()),
+    };
+    let (mut events, mut bytes, mut losses) = (Vec::new(), 0_usize, Vec::new());
+    let next = loop {
+        let offset = scan.offset();
+        match scan.next(segment.extent())? {
+            Found::Event { number, lost, payload } => {
+                if lost > 0 && number > from {
+                    // What lies before the reader's place was another's to miss.
+                    let lost = lost.min(number.saturating_sub(from));
+                    losses.push(Loss { offset, events: lost, why: "the file is damaged" });
+                }
+                if number < from {
+                    continue;
+                }
+                match Event::parse(&payload) {
+                    Ok(event) => events.push((number, event)),
+                    Err(_) => losses.push(Loss { offset, events: 1, why: "a record is no legal event" }),
+                }
+                bytes = bytes.saturating_add(payload.len());
+                if events.len() >= MAX_EVENTS || bytes >= MAX_BYTES {
+                    break scan.expected();
+                }
+            }
+            Found::Positions(_) => {}
+            Found::End { lost, .. } => {
+                if lost > 0 {
+                    let events = lost.min(segment.end.saturating_sub(from));
+                    losses.push(Loss { offset, events, why: "the file is damaged" });
+                }
+                break segment.end;
+            }
+        }
+    };
+    Ok(Read { segment: segment.clone(), scan, batch: Batch { events, next }, losses })
+}

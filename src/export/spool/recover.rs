@@ -1,0 +1,227 @@
+//! Makes a spool of whatever files are there.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+
+use super::core::Core;
+use super::files::{Files, SpoolFile};
+use super::format::{HEADER, Header, RECORD, first_of, segment_name};
+use super::log::Log;
+use super::positions::Positions;
+use super::scan::{Extent, Found, Scan, wide};
+use super::segments::{Segment, Segments};
+use super::shared::Shared;
+use super::{SpoolConfig, SpoolMetrics, SpoolSync};
+use crate::aep::Event;
+use crate::export::seen::{FingerprintKey, Seen};
+
+/// Opens a spool. Blocks.
+pub(super) fn open(
+    files: Option<Arc<dyn Files>>,
+    config: SpoolConfig,
+    floor: u64,
+    metrics: SpoolMetrics,
+) -> io::Result<Shared> {
+    let key = FingerprintKey::random();
+    let mut seen = Seen::new(config.dedupe, key);
+    let mut positions = Positions::new(key, most_positions(&config));
+    let Some(files) = files else {
+        let core = Core::new(seen, floor, Segments::default(), None);
+        return Ok(Shared::new(config, metrics, None, core, positions));
+    };
+    let found = Folder::read(&*files)?;
+    let mut log = Log::new(Arc::clone(&files), config.sync == SpoolSync::Fsync);
+    let mut list = found.list;
+    let mut end = floor;
+    if let Some(last) = list.back_mut() {
+        let resumed = recover_last(&*files, last, &metrics);
+        end = end.max(last.end);
+        match resumed {
+            // A gap in the numbers needs a segment that says so.
+            Some((file, length)) if last.end == end => log.resume(last.first, file, length),
+            _ => {}
+        }
+        if list.back().is_some_and(|last| last.size == 0) {
+            list.pop_back();
+        }
+    }
+    restore(&*files, &list, &config, &mut seen, &mut positions);
+    let core = Core::new(seen, end, Segments::new(list, found.set_aside), Some(Box::new(log)));
+    Ok(Shared::new(config, metrics, Some(files), core, positions))
+}
+
+/// How many bytes of positions are kept. Those that aren't saved are as many as the largest segment saves.
+fn most_positions(config: &SpoolConfig) -> usize {
+    if config.keeps_positions { config.snapshot_size() } else { 2 << 20 }
+}
+
+/// The files of a spool, as their names and headers tell.
+struct Folder {
+    list: VecDeque<Segment>,
+    /// Names, numbers and sizes of damaged files that were set aside.
+    set_aside: Vec<(String, u64, u64)>,
+}
+
+impl Folder {
+    fn read(files: &dyn Files) -> io::Result<Self> {
+        let mut found = Vec::new();
+        let mut set_aside = Vec::new();
+        for (name, size) in files.list()? {
+            let damaged = name.rsplit_once(".damaged-").and_then(|(_, number)| number.parse().ok());
+            match (first_of(&name), damaged) {
+                (Some(first), _) => found.push((first, size)),
+                (None, Some(number)) => set_aside.push((name, number, size)),
+                (None, None) => tracing::warn!(file = name, "file in the spool's folder is none of its own"),
+            }
+        }
+        found.sort_unstable();
+        let mut list: VecDeque<Segment> = VecDeque::with_capacity(found.len());
+        for (first, size) in found {
+            let header = read_header(files, first).filter(|header| header.first == first);
+            let before = header.map_or(first, |header| header.follows.min(first));
+            if let Some(last) = list.back_mut() {
+                // Its numbers end where this segment says, as far as that can be.
+                last.end = before.max(last.first);
+            }
+            let damaged = header.is_none();
+            list.push_back(Segment { damaged, size, ..Segment::new(first, size) });
+        }
+        Ok(Self { list, set_aside })
+    }
+}
+
+fn read_header(files: &dyn Files, first: u64) -> Option<Header> {
+    let mut header = [0; HEADER];
+    let mut filled = 0;
+    let mut file = files.open(&segment_name(first)).ok()?;
+    while let Some(free) = header.get_mut(filled..).filter(|free| !free.is_empty()) {
+        match file.read_at(wide(filled), free).ok()? {
+            0 => return None,
+            more => filled = filled.saturating_add(more),
+        }
+    }
+    Header::read(&header)
+}
+
+/// Reads the last segment whole: where its numbers end, and, when it can be written to, its file and length.
+fn recover_last(
+    files: &dyn Files,
+    last: &mut Segment,
+    metrics: &SpoolMetrics,
+) -> Option<(Box<dyn SpoolFile>, u64)> {
+    let (name, size) = (last.name(), last.size);
+    // No more records than this fit: numbers above aren't believed.
+    let most = last.first.saturating_add(size / wide(RECORD)).saturating_add(1);
+    last.end = most;
+    let scanned = files.open(&name).and_then(|file| {
+        let mut scan = Scan::new(file, last.first);
+        let (mut lost, mut end) = (0_u64, last.first);
+        loop {
+            match scan.next(last.extent())? {
+                Found::Event { number, lost: missing, .. } => {
+                    lost = lost.saturating_add(missing);
+                    end = number.saturating_add(1);
+                }
+                Found::Positions(_) => {}
+                Found::End { .. } => return Ok((scan, lost, end)),
+            }
+        }
+    });
+    let (scan, lost, end) = match scanned {
+        Ok(scanned) => scanned,
+        Err(error) => {
+            tracing::error!(file = name, %error, "the last spool file can't be read");
+            return None;
+        }
+    };
+    last.end = end;
+    let good = scan.good();
+    let cut = size.saturating_sub(good);
+    if last.damaged && end == last.first {
+        return discard(files, last, metrics);
+    }
+    if last.damaged || lost > 0 || good > size {
+        tracing::error!(file = name, "the last spool file is damaged; a new one is begun");
+        last.damaged = true;
+        return None;
+    }
+    let mut file = files.open(&name).ok()?;
+    if cut > 0 {
+        metrics.cut_bytes.inc_by(cut);
+        tracing::warn!(file = name, bytes = cut, "torn end of the spool cut off");
+        last.length = good;
+        if let Err(error) = file.truncate(good) {
+            tracing::warn!(file = name, %error, "torn end of the spool can't be cut off; a new file is begun");
+            return None;
+        }
+        last.size = good;
+    }
+    Some((file, good))
+}
+
+/// A last segment without a header and without any record is none.
+fn discard(
+    files: &dyn Files,
+    last: &mut Segment,
+    metrics: &SpoolMetrics,
+) -> Option<(Box<dyn SpoolFile>, u64)> {
+    let name = last.name();
+    metrics.cut_bytes.inc_by(last.size);
+    let result = if last.size <= wide(HEADER) {
+        tracing::warn!(file = name, bytes = last.size, "half-made spool file removed");
+        files.remove(&name)
+    } else {
+        tracing::error!(file = name, bytes = last.size, "spool file holds nothing readable; set aside");
+        files.rename(&name, &format!("{name}.damaged-0"))
+    };
+    match result {
+        Ok(()) => last.size = 0,
+        Err(error) => tracing::warn!(file = name, %error, "spool file can't be moved out of the way"),
+    }
+    None
+}
+
+/// Reads back as many events as the dedupe memory takes, for it and for the positions.
+fn restore(
+    files: &dyn Files,
+    list: &VecDeque<Segment>,
+    config: &SpoolConfig,
+    seen: &mut Seen,
+    positions: &mut Positions,
+) {
+    let Some(last) = list.back() else { return };
+    let from = last.end.saturating_sub(wide(config.dedupe.get()));
+    let start = list.partition_point(|segment| segment.first <= from).saturating_sub(1);
+    for segment in list.range(start..) {
+        if let Err(error) = restore_segment(files, segment, from, seen, positions) {
+            tracing::error!(file = segment.name(), %error, "spool file can't be read");
+        }
+    }
+}
+
+fn restore_segment(
+    files: &dyn Files,
+    segment: &Segment,
+    from: u64,
+    seen: &mut Seen,
+    positions: &mut Positions,
+) -> io::Result<()> {
+    let mut scan = Scan::new(files.open(&segment.name())?, segment.first);
+    loop {
+        match scan.next(Extent { length: segment.length, end: segment.end })? {
+            Found::Event { number, payload, .. } => {
+                // One that isn't legal any more is found by its reader.
+                if let Ok(event) = Event::parse(&payload) {
+                    positions.reach(&event);
+                    if number >= from {
+                        let fingerprint = seen.fingerprint(&event);
+                        seen.insert(fingerprint);
+                    }
+                }
+            }
+            Found::Positions(snapshot) => positions.read(&snapshot),
+            Found::End { .. } => return Ok(()),
+        }
+    }
+}

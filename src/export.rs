@@ -44,13 +44,14 @@
 //! remote one or a file.
 
 mod breaker;
-pub mod checkpoint;
+pub mod config;
+mod cursor;
 pub mod dead_letter;
 pub mod feed;
+mod intake;
 mod lane;
 pub mod metrics;
 pub mod pipeline;
-mod reached;
 pub mod retry;
 pub mod seen;
 pub mod sink;
@@ -58,9 +59,11 @@ pub mod spool;
 mod state_dir;
 
 pub use breaker::{SinkState, SinkStatus};
-pub use checkpoint::SavedPosition;
+pub use config::{ExportConfig, SinkConfig, SinkName};
 pub use feed::{Feed, FeedError};
-pub use metrics::Metrics;
-pub use pipeline::{Export, ExportConfig, ExportError, Summary};
+pub use intake::Intake;
+pub use metrics::{Metrics, SinkMetrics};
+pub use pipeline::{Ends, Export, ExportError, Summary};
 pub use retry::RetryPolicy;
-pub use sink::{AnySink, Delivery, DeliveryError, Reason, Sink, Target, TargetError};
+pub use sink::{AnySink, Delivery, DeliveryError, Mode, Reason, Sink, Target, TargetError};
+pub use spool::{Spool, SpoolConfig, SpoolState, SpoolSync};

@@ -12,22 +12,26 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use aep_sidecar::aep::cloudevents::CloudEvent;
-use aep_sidecar::aep::{Event, Position};
+use aep_sidecar::aep::{Event, Position, Registry};
 use aep_sidecar::export::feed::file::FileFeed;
 use aep_sidecar::export::sink::StdoutSink;
 use aep_sidecar::export::{
-    AnySink, Export, ExportConfig, ExportError, Feed, FeedError, Metrics, Reason, RetryPolicy, SinkState,
-    Summary, Target, retry,
+    AnySink, Export, ExportConfig, ExportError, Feed, FeedError, Metrics, Mode, Reason, RetryPolicy,
+    SinkConfig, SinkState, SpoolConfig, Summary, Target, retry,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+/// The name of the one sink.
+const SINK: &str = "default";
 
 /// What the receiver does with a request.
 enum Answer {
@@ -63,6 +67,7 @@ impl Request {
 struct Receiver {
     address: SocketAddr,
     requests: Arc<Mutex<Vec<Request>>>,
+    connections: Arc<AtomicUsize>,
     _server: JoinSet<()>,
 }
 
@@ -76,14 +81,17 @@ impl Receiver {
         let address = listener.local_addr().unwrap();
         let requests = Arc::new(Mutex::new(Vec::new()));
         let (log, script) = (Arc::clone(&requests), Arc::new(script));
+        let connections = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&connections);
         let mut server = JoinSet::new();
         server.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
+                count.fetch_add(1, Ordering::Relaxed);
                 connections.spawn(serve(stream, Arc::clone(&log), Arc::clone(&script)));
             }
         });
-        Self { address, requests, _server: server }
+        Self { address, requests, connections, _server: server }
     }
 
     fn target(&self) -> Target {
@@ -92,6 +100,10 @@ impl Receiver {
 
     fn requests(&self) -> Vec<Request> {
         self.requests.lock().unwrap().clone()
+    }
+
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
     }
 
     fn ids(&self) -> Vec<String> {
@@ -186,17 +198,35 @@ impl Feed for Batches {
 }
 
 fn config(target: Target) -> ExportConfig {
-    ExportConfig {
-        retry: RetryPolicy { initial: Duration::from_millis(1), max: Duration::from_millis(10) },
-        ..ExportConfig::new(target)
-    }
+    with_sink(target, |sink| {
+        sink.retry = RetryPolicy { initial: Duration::from_millis(1), max: Duration::from_millis(10) };
+    })
+}
+
+fn with_sink(target: Target, change: impl FnOnce(&mut SinkConfig)) -> ExportConfig {
+    let mut config = ExportConfig::new(target);
+    change(&mut config.sinks[0]);
+    config
+}
+
+/// Keeps its state there, and more than it would in memory.
+fn at(dir: &Path, config: ExportConfig) -> ExportConfig {
+    ExportConfig { state_dir: Some(dir.to_owned()), ..config }
+}
+
+fn open(config: &ExportConfig, metrics: &Metrics) -> Result<Export, ExportError> {
+    Export::open(config, &Arc::new(Registry::core()), metrics.clone())
+}
+
+fn open_with(config: &ExportConfig, sink: AnySink) -> Export {
+    Export::open_with(config, vec![sink], &Arc::new(Registry::core()), Metrics::default()).unwrap()
 }
 
 /// Exports to the end.
-async fn export(config: ExportConfig, events: Vec<Event>) -> (Summary, Metrics) {
+async fn export(config: &ExportConfig, events: Vec<Event>) -> (Summary, Metrics) {
     let metrics = Metrics::default();
-    let export = Export::open(config, metrics.clone()).unwrap();
-    let summary = export.run(Batches::of(events), CancellationToken::new()).await.unwrap();
+    let export = open(config, &metrics).unwrap();
+    let summary = export.run_feed(Batches::of(events), CancellationToken::new()).await.unwrap();
     (summary, metrics)
 }
 
@@ -215,8 +245,8 @@ async fn eventually(mut holds: impl FnMut() -> bool) {
 async fn an_event_is_one_structured_post() {
     let receiver = Receiver::new(|_, _| Answer::Status(202)).await;
     let target = Target::parse(&format!("http://me:pass@{}/in?key=k", receiver.address)).unwrap();
-    let (summary, metrics) = export(config(target), events("s", 3)).await;
-    assert_eq!((summary, metrics.delivered.get()), (delivered(3), 3));
+    let (summary, metrics) = export(&config(target), events("s", 3)).await;
+    assert_eq!((summary, metrics.sink(SINK).delivered.get()), (delivered(3), 3));
     assert_eq!(receiver.ids(), ["s-0", "s-1", "s-2"]);
     let Request { head, body } = receiver.requests().remove(0);
     assert!(head.starts_with("post /in?key=k http/1.1\r\n"), "{head}");
@@ -233,8 +263,8 @@ async fn an_event_is_one_structured_post() {
 async fn every_attempt_has_the_same_bytes() {
     let receiver =
         Receiver::new(|n, _| Answer::Status([500, 502, 503, 504].get(n).copied().unwrap_or(200))).await;
-    let (summary, metrics) = export(config(receiver.target()), events("s", 1)).await;
-    assert_eq!((summary, metrics.retries(Reason::Status5xx)), (delivered(1), 4));
+    let (summary, metrics) = export(&config(receiver.target()), events("s", 1)).await;
+    assert_eq!((summary, metrics.retries(SINK, Reason::Status5xx)), (delivered(1), 4));
     let bodies: Vec<_> = receiver.requests().into_iter().map(|request| request.body).collect();
     assert_eq!(bodies.len(), 5);
     assert!(bodies.iter().all(|body| *body == bodies[0]));
@@ -254,8 +284,8 @@ async fn retry_after_is_waited_for() {
         })
         .await;
         let start = Instant::now();
-        let (summary, metrics) = export(config(receiver.target()), events("s", 2)).await;
-        assert_eq!((summary, metrics.retries(Reason::Throttled)), (delivered(2), 1));
+        let (summary, metrics) = export(&config(receiver.target()), events("s", 2)).await;
+        assert_eq!((summary, metrics.retries(SINK, Reason::Throttled)), (delivered(2), 1));
         assert!(start.elapsed() >= Duration::from_millis(900), "{:?}", start.elapsed());
     }
 }
@@ -268,7 +298,7 @@ async fn a_senseless_retry_after_is_ignored() {
         None => Answer::Status(200),
     })
     .await;
-    let (summary, _) = export(config(receiver.target()), events("s", 1)).await;
+    let (summary, _) = export(&config(receiver.target()), events("s", 1)).await;
     assert_eq!((summary, receiver.requests().len()), (delivered(1), 5));
 }
 
@@ -276,10 +306,14 @@ async fn a_senseless_retry_after_is_ignored() {
 async fn a_missing_path_pauses_the_sink_and_loses_nothing() {
     let receiver = Receiver::new(|n, _| Answer::Status([404, 403, 401].get(n).copied().unwrap_or(200))).await;
     let sessions = ["a", "b", "c"].map(|session| events(session, 4)).concat();
-    let one_at_a_time = ExportConfig { concurrency: NonZeroUsize::MIN, ..config(receiver.target()) };
-    let (summary, metrics) = export(one_at_a_time, sessions).await;
+    let mut one_at_a_time = config(receiver.target());
+    one_at_a_time.sinks[0].concurrency = NonZeroUsize::MIN;
+    let (summary, metrics) = export(&one_at_a_time, sessions).await;
     assert_eq!(summary, delivered(12));
-    assert_eq!((metrics.retries(Reason::NotFound), metrics.retries(Reason::Unauthorized)), (1, 2));
+    assert_eq!(
+        (metrics.retries(SINK, Reason::NotFound), metrics.retries(SINK, Reason::Unauthorized)),
+        (1, 2)
+    );
     assert_eq!(&receiver.ids()[..3], ["a-0", "b-0", "c-0"], "lanes take turns probing");
 }
 
@@ -293,12 +327,15 @@ async fn a_refused_event_is_a_dead_letter_and_the_next_ones_flow() {
     .await;
     let mut feed = events("s", 3);
     feed.insert(2, event_with("s", 7, r#","dataschema":"x""#));
-    let config = ExportConfig { state_dir: Some(dir.path().to_owned()), ..config(receiver.target()) };
-    let (summary, metrics) = export(config.clone(), feed.clone()).await;
+    let config = at(dir.path(), config(receiver.target()));
+    let (summary, metrics) = export(&config, feed.clone()).await;
     assert_eq!(summary, Summary { delivered: 2, dead_letters: 2, ..Summary::default() });
-    assert_eq!((metrics.dead_letters(Reason::Status4xx), metrics.dead_letters(Reason::Mapping)), (1, 1));
+    assert_eq!(
+        (metrics.dead_letters(SINK, Reason::Status4xx), metrics.dead_letters(SINK, Reason::Mapping)),
+        (1, 1)
+    );
     assert_eq!(receiver.ids(), ["s-0", "s-1", "s-2"]);
-    let text = std::fs::read_to_string(dir.path().join("dead-letters.jsonl")).unwrap();
+    let text = std::fs::read_to_string(dir.path().join("dead-letters/default.jsonl")).unwrap();
     let letters: Vec<serde_json::Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     assert_eq!(letters.len(), 2);
     assert_eq!(letters[0]["event"]["id"], "s-1");
@@ -307,7 +344,7 @@ async fn a_refused_event_is_a_dead_letter_and_the_next_ones_flow() {
     assert_eq!(letters[0]["sink"], receiver.target().to_string());
     assert_eq!(letters[1]["reason"], "mapping");
     // Handled is handled: nothing is sent or recorded again.
-    let (summary, _) = export(config, feed).await;
+    let (summary, _) = export(&config, feed).await;
     assert_eq!(summary, Summary { duplicates: 4, ..Summary::default() });
 }
 
@@ -319,8 +356,8 @@ async fn a_connection_closed_before_the_whole_head_is_tried_again() {
         _ => Answer::Status(200),
     })
     .await;
-    let (summary, metrics) = export(config(receiver.target()), events("s", 1)).await;
-    assert_eq!((summary, metrics.retries(Reason::ConnectionLost)), (delivered(1), 2));
+    let (summary, metrics) = export(&config(receiver.target()), events("s", 1)).await;
+    assert_eq!((summary, metrics.retries(SINK, Reason::ConnectionLost)), (delivered(1), 2));
 }
 
 #[tokio::test]
@@ -331,7 +368,7 @@ async fn a_status_is_the_acknowledgement_whatever_becomes_of_the_body() {
         _ => Answer::Raw("HTTP/1.1 200 OK\r\n\r\nabc".to_owned()),
     })
     .await;
-    let (summary, _) = export(config(receiver.target()), events("s", 3)).await;
+    let (summary, _) = export(&config(receiver.target()), events("s", 3)).await;
     assert_eq!((summary, receiver.ids().len()), (delivered(3), 3));
 }
 
@@ -342,17 +379,18 @@ async fn a_stale_connection_costs_no_retry() {
         _ => Answer::Status(200),
     })
     .await;
-    let (summary, metrics) = export(config(receiver.target()), events("s", 2)).await;
-    assert_eq!((summary, metrics.retries(Reason::ConnectionLost)), (delivered(2), 0));
+    let (summary, metrics) = export(&config(receiver.target()), events("s", 2)).await;
+    assert_eq!((summary, metrics.retries(SINK, Reason::ConnectionLost)), (delivered(2), 0));
 }
 
 #[tokio::test]
 async fn a_receiver_that_never_answers_is_timed_out() {
     let receiver = Receiver::new(|n, _| if n == 0 { Answer::Never } else { Answer::Status(200) }).await;
-    let config = ExportConfig { timeout: Duration::from_millis(50), ..config(receiver.target()) };
-    let (summary, metrics) = export(config, events("s", 1)).await;
+    let mut config = config(receiver.target());
+    config.sinks[0].times.attempt = Duration::from_millis(50);
+    let (summary, metrics) = export(&config, events("s", 1)).await;
     assert_eq!(summary, delivered(1));
-    assert!(metrics.retries(Reason::Timeout) >= 1);
+    assert!(metrics.retries(SINK, Reason::Timeout) >= 1);
 }
 
 #[tokio::test]
@@ -365,8 +403,8 @@ async fn a_redirect_is_not_followed() {
         _ => Answer::Status(200),
     })
     .await;
-    let (summary, metrics) = export(config(receiver.target()), events("s", 1)).await;
-    assert_eq!((summary, metrics.retries(Reason::Redirect)), (delivered(1), 2));
+    let (summary, metrics) = export(&config(receiver.target()), events("s", 1)).await;
+    assert_eq!((summary, metrics.retries(SINK, Reason::Redirect)), (delivered(1), 2));
     assert!(elsewhere.requests().is_empty());
 }
 
@@ -375,12 +413,12 @@ async fn a_sink_that_was_down_gets_everything_in_order() {
     let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let metrics = Metrics::default();
     let target = Target::parse(&format!("http://{address}/")).unwrap();
-    let export = Export::open(config(target), metrics.clone()).unwrap();
-    let status = export.status();
+    let export = open(&config(target), &metrics).unwrap();
+    let (_, status) = export.statuses().remove(0);
     let sessions = ["a", "b", "c"].map(|session| events(session, 20)).concat();
     let mut running = JoinSet::new();
-    running.spawn(export.run(Batches::of(sessions), CancellationToken::new()));
-    eventually(|| metrics.retries(Reason::Refused) >= 5).await;
+    running.spawn(export.run_feed(Batches::of(sessions), CancellationToken::new()));
+    eventually(|| metrics.retries(SINK, Reason::Refused) >= 5).await;
     assert_eq!(status.current(), SinkState::Paused(Reason::Refused));
     let receiver = Receiver::at(TcpListener::bind(address).await.unwrap(), |_, _| Answer::Status(200));
     assert_eq!(running.join_next().await.unwrap().unwrap().unwrap(), delivered(60));
@@ -407,8 +445,8 @@ async fn a_poisoned_session_holds_up_no_other() {
     .await;
     let mut feed = events("poison", 3);
     feed.extend(events("well", 50));
-    let export = Export::open(config(receiver.target()), Metrics::default()).unwrap();
-    let summary = export.run(Batches::open(feed), stop).await.unwrap();
+    let export = open(&config(receiver.target()), &Metrics::default()).unwrap();
+    let summary = export.run_feed(Batches::open(feed), stop).await.unwrap();
     assert_eq!(summary, Summary { delivered: 50, unhandled: 3, ..Summary::default() });
     assert!(!receiver.ids().contains(&"poison-1".to_owned()), "order is kept");
 }
@@ -425,13 +463,9 @@ async fn run_until(dir: &Path, feed: Vec<Event>, last: &'static str) -> (Summary
         Answer::Status(200)
     })
     .await;
-    let config = ExportConfig {
-        state_dir: Some(dir.to_owned()),
-        drain: Duration::from_millis(10),
-        ..config(receiver.target())
-    };
-    let export = Export::open(config, Metrics::default()).unwrap();
-    let summary = export.run(Batches::open(feed), stop).await.unwrap();
+    let config = ExportConfig { drain: Duration::from_millis(10), ..at(dir, config(receiver.target())) };
+    let export = open(&config, &Metrics::default()).unwrap();
+    let summary = export.run_feed(Batches::open(feed), stop).await.unwrap();
     (summary, receiver.ids())
 }
 
@@ -442,18 +476,18 @@ async fn after_a_restart_only_what_was_not_acknowledged_goes_out() {
     assert_eq!(summary, Summary { delivered: 2, unhandled: 1, ..Summary::default() });
 
     let receiver = Receiver::new(|_, _| Answer::Status(200)).await;
-    let config = ExportConfig { state_dir: Some(dir.path().to_owned()), ..config(receiver.target()) };
-    let opened = Export::open(config.clone(), Metrics::default()).unwrap();
+    let config = at(dir.path(), config(receiver.target()));
+    let opened = open(&config, &Metrics::default()).unwrap();
     let [saved] = &opened.positions()[..] else { unreachable!("one session") };
-    assert_eq!((&*saved.source, &*saved.session, saved.position), ("aep://h", "s", Position::new(0, 1)));
+    assert_eq!((&*saved.source, &*saved.session, saved.position), ("aep://h", "s", Position::new(0, 2)));
     drop(opened);
-    let (summary, _) = export(config.clone(), events("s", 4)).await;
-    assert_eq!(summary, Summary { delivered: 2, duplicates: 2, ..Summary::default() });
+    let (summary, _) = export(&config, events("s", 4)).await;
+    assert_eq!(summary, Summary { delivered: 2, duplicates: 3, ..Summary::default() });
     assert_eq!(receiver.ids(), ["s-2", "s-3"]);
 
     // A late event below the saved position that was never delivered.
     let late = Event::parse_str(&event("s", 0).as_str().replace("s-0", "late")).unwrap();
-    let (summary, _) = export(config, vec![late, event("s", 3)]).await;
+    let (summary, _) = export(&config, vec![late, event("s", 3)]).await;
     assert_eq!(summary, Summary { delivered: 1, duplicates: 1, ..Summary::default() });
     assert_eq!(receiver.ids().last().unwrap(), "late");
 }
@@ -463,23 +497,23 @@ async fn a_killed_export_redelivers_what_was_in_flight() {
     let dir = tempfile::tempdir().unwrap();
     let receiver =
         Receiver::new(|_, r| if r.id() == "s-2" { Answer::Never } else { Answer::Status(200) }).await;
-    let state = ExportConfig { state_dir: Some(dir.path().to_owned()), ..config(receiver.target()) };
-    let running = Export::open(state.clone(), Metrics::default()).unwrap();
+    let running = open(&at(dir.path(), config(receiver.target())), &Metrics::default()).unwrap();
     tokio::select! {
-        _ = running.run(Batches::of(events("s", 3)), CancellationToken::new()) => unreachable!("s-2 hangs"),
+        _ = running.run_feed(Batches::of(events("s", 3)), CancellationToken::new()) => unreachable!("s-2 hangs"),
         () = eventually(|| receiver.ids().len() == 3) => {}
     }
-    // The write of the last acknowledgement may be under way still; its file lock ends with it.
+    // A write may be under way still; its file lock ends with it.
     let receiver = Receiver::new(|_, _| Answer::Status(200)).await;
-    let state = ExportConfig { sink: receiver.target(), ..state };
-    let mut reopened = Export::open(state.clone(), Metrics::default());
+    let state = at(dir.path(), config(receiver.target()));
+    let mut reopened = open(&state, &Metrics::default());
     while matches!(reopened, Err(ExportError::StateDir(_))) {
         tokio::task::yield_now().await;
-        reopened = Export::open(state.clone(), Metrics::default());
+        reopened = open(&state, &Metrics::default());
     }
-    let run = reopened.unwrap().run(Batches::of(events("s", 3)), CancellationToken::new());
+    // Nothing is fed again: what was kept is delivered.
+    let run = reopened.unwrap().run_feed(Batches::of(Vec::new()), CancellationToken::new());
     let summary = run.await.unwrap();
-    assert_eq!(summary.delivered + summary.duplicates, 3);
+    assert!((1..=3).contains(&summary.delivered), "{summary:?}");
     assert_eq!(receiver.ids().last().unwrap(), "s-2");
 }
 
@@ -487,17 +521,18 @@ async fn a_killed_export_redelivers_what_was_in_flight() {
 async fn stopping_with_the_sink_down_is_quick_and_makes_no_dead_letter() {
     let address = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let (metrics, stop) = (Metrics::default(), CancellationToken::new());
+    let target = Target::parse(&format!("http://{address}/")).unwrap();
+    let hour = Duration::from_secs(3600);
     let config = ExportConfig {
-        retry: RetryPolicy { initial: Duration::from_secs(3600), max: Duration::from_secs(3600) },
-        drain: Duration::from_secs(3600),
-        ..ExportConfig::new(Target::parse(&format!("http://{address}/")).unwrap())
+        drain: hour,
+        ..with_sink(target, |sink| sink.retry = RetryPolicy { initial: hour, max: hour })
     };
-    let export = Export::open(config, metrics.clone()).unwrap();
+    let export = open(&config, &metrics).unwrap();
     let stopper = async {
-        eventually(|| metrics.retries(Reason::Refused) >= 1).await;
+        eventually(|| metrics.retries(SINK, Reason::Refused) >= 1).await;
         stop.cancel();
     };
-    let (summary, ()) = tokio::join!(export.run(Batches::of(events("s", 5)), stop.clone()), stopper);
+    let (summary, ()) = tokio::join!(export.run_feed(Batches::of(events("s", 5)), stop.clone()), stopper);
     assert_eq!(summary.unwrap(), Summary { unhandled: 5, ..Summary::default() });
 }
 
@@ -510,8 +545,8 @@ async fn stopping_delivers_what_is_pending_while_the_sink_works() {
         Answer::Status(200)
     })
     .await;
-    let export = Export::open(config(receiver.target()), Metrics::default()).unwrap();
-    let summary = export.run(Batches::open(events("s", 20)), stop).await.unwrap();
+    let export = open(&config(receiver.target()), &Metrics::default()).unwrap();
+    let summary = export.run_feed(Batches::open(events("s", 20)), stop).await.unwrap();
     assert_eq!(summary, delivered(20));
 }
 
@@ -527,14 +562,14 @@ async fn speaking_tls_to_a_plain_server_is_a_tls_failure() {
         }
     });
     let (metrics, stop) = (Metrics::default(), CancellationToken::new());
-    let Ok(export) = Export::open(config(target), metrics.clone()) else {
+    let Ok(export) = open(&config(target), &metrics) else {
         return; // a machine without any trusted root certificate
     };
     let stopper = async {
-        eventually(|| metrics.retries(Reason::Tls) >= 2).await;
+        eventually(|| metrics.retries(SINK, Reason::Tls) >= 2).await;
         stop.cancel();
     };
-    let (summary, ()) = tokio::join!(export.run(Batches::of(events("s", 2)), stop.clone()), stopper);
+    let (summary, ()) = tokio::join!(export.run_feed(Batches::of(events("s", 2)), stop.clone()), stopper);
     assert_eq!(summary.unwrap(), Summary { unhandled: 2, ..Summary::default() });
 }
 
@@ -560,8 +595,8 @@ async fn under_any_mix_of_failures_nothing_is_lost_and_order_is_kept() {
         .await;
         let dir = tempfile::tempdir().unwrap();
         let sessions = ["a", "b", "c", "d"].map(|session| events(session, 20)).concat();
-        let state = ExportConfig { state_dir: Some(dir.path().to_owned()), ..config(receiver.target()) };
-        let (summary, _) = export(state.clone(), sessions.clone()).await;
+        let state = at(dir.path(), config(receiver.target()));
+        let (summary, _) = export(&state, sessions.clone()).await;
         assert_eq!(summary, Summary { delivered: 72, dead_letters: 8, ..Summary::default() }, "seed {seed}");
         for session in ["a", "b", "c", "d"] {
             let mut ids: Vec<_> = receiver.ids().into_iter().filter(|id| id.starts_with(session)).collect();
@@ -569,7 +604,7 @@ async fn under_any_mix_of_failures_nothing_is_lost_and_order_is_kept() {
             let expected: Vec<_> = (0..20).map(|seq| format!("{session}-{seq}")).collect();
             assert_eq!(ids, expected, "seed {seed}");
         }
-        let (summary, _) = export(state, sessions).await;
+        let (summary, _) = export(&state, sessions).await;
         assert_eq!(summary, Summary { duplicates: 80, ..Summary::default() }, "seed {seed}");
     }
 }
@@ -579,11 +614,11 @@ async fn a_duplicate_is_delivered_once_pending_or_not() {
     let receiver = Receiver::new(|_, _| Answer::Status(200)).await;
     let twice = [events("s", 3), events("s", 3)].concat();
     let metrics = Metrics::default();
-    let export = Export::open(config(receiver.target()), metrics.clone()).unwrap();
+    let export = open(&config(receiver.target()), &metrics).unwrap();
     let feed = Batches { batches: [twice.clone(), twice].into(), then_silent: false };
-    let summary = export.run(feed, CancellationToken::new()).await.unwrap();
+    let summary = export.run_feed(feed, CancellationToken::new()).await.unwrap();
     assert_eq!(summary, Summary { delivered: 3, duplicates: 9, ..Summary::default() });
-    assert_eq!(metrics.duplicates.get(), 9);
+    assert_eq!(metrics.spool.duplicates.get(), 9);
 }
 
 /// A feed that checks how far ahead of the sink it is read.
@@ -595,7 +630,7 @@ struct Watched {
 
 impl Feed for Watched {
     fn next(&mut self) -> impl Future<Output = Result<Option<Vec<Event>>, FeedError>> + Send {
-        assert!(self.next < self.metrics.delivered.get() + self.bound, "read beyond the bound");
+        assert!(self.next < self.metrics.sink(SINK).delivered.get() + self.bound, "read beyond the bound");
         self.next += 1;
         let batch = (self.next <= 100).then(|| vec![event(&(self.next % 7).to_string(), self.next)]);
         async move { Ok(batch) }
@@ -606,13 +641,15 @@ impl Feed for Watched {
 async fn a_full_pipeline_stops_reading_the_feed() {
     let receiver = Receiver::new(|_, _| Answer::Status(200)).await;
     let metrics = Metrics::default();
-    let bound = NonZeroUsize::new(5).unwrap();
-    let config = ExportConfig { max_pending: bound, ..config(receiver.target()) };
-    let export = Export::open(config, metrics.clone()).unwrap();
-    let feed = Watched { next: 0, bound: 5, metrics: metrics.clone() };
-    let summary = export.run(feed, CancellationToken::new()).await.unwrap();
+    let mut config = config(receiver.target());
+    config.spool = SpoolConfig { max_bytes: 5 * 1024, keep_bytes: 0, ..config.spool };
+    let export = open(&config, &metrics).unwrap();
+    // An event takes more than 150 bytes.
+    let feed = Watched { next: 0, bound: 35, metrics: metrics.clone() };
+    let summary = export.run_feed(feed, CancellationToken::new()).await.unwrap();
     assert_eq!(summary, delivered(100));
-    assert_eq!((metrics.pending_events.get(), metrics.pending_bytes.get()), (0, 0));
+    let sink = metrics.sink(SINK);
+    assert_eq!((sink.pending_events.get(), sink.pending_bytes.get()), (0, 0));
 }
 
 #[tokio::test]
@@ -624,9 +661,8 @@ async fn a_file_goes_to_standard_output_in_its_own_order() {
     let feed = FileFeed::new(std::io::Cursor::new(text), NonZeroUsize::new(1 << 20).unwrap());
     let progress = feed.progress();
     let (mut reader, writer) = tokio::io::duplex(1 << 20);
-    let sink = AnySink::Stdout(StdoutSink::new(writer));
-    let export = Export::open_with(config(Target::Stdout), sink, Metrics::default()).unwrap();
-    assert_eq!(export.run(feed, CancellationToken::new()).await.unwrap(), delivered(50));
+    let export = open_with(&config(Target::Stdout), AnySink::Stdout(StdoutSink::new(writer)));
+    assert_eq!(export.run_feed(feed, CancellationToken::new()).await.unwrap(), delivered(50));
     let mut lines = String::new();
     reader.read_to_string(&mut lines).await.unwrap();
     let expected: Vec<_> = (0..50).map(|seq| format!("{}-{seq}", seq % 3)).collect();
@@ -640,9 +676,8 @@ async fn a_file_goes_to_standard_output_in_its_own_order() {
 async fn a_closed_standard_output_ends_the_export() {
     let (reader, writer) = tokio::io::duplex(64);
     drop(reader);
-    let sink = AnySink::Stdout(StdoutSink::new(writer));
-    let export = Export::open_with(config(Target::Stdout), sink, Metrics::default()).unwrap();
-    let error = export.run(Batches::open(events("s", 2)), CancellationToken::new()).await.unwrap_err();
+    let export = open_with(&config(Target::Stdout), AnySink::Stdout(StdoutSink::new(writer)));
+    let error = export.run_feed(Batches::open(events("s", 2)), CancellationToken::new()).await.unwrap_err();
     let ExportError::Closed { reason: Reason::BrokenPipe, summary } = error else { unreachable!("{error}") };
     assert_eq!(summary, Summary { unhandled: 2, ..Summary::default() });
 }
@@ -650,9 +685,112 @@ async fn a_closed_standard_output_ends_the_export() {
 #[tokio::test]
 async fn a_state_directory_serves_one_export_at_a_time() {
     let dir = tempfile::tempdir().unwrap();
-    let config = ExportConfig { state_dir: Some(dir.path().to_owned()), ..config(Target::Stdout) };
-    let _first = Export::open(config.clone(), Metrics::default()).unwrap();
-    let error = Export::open(config, Metrics::default()).unwrap_err();
+    let config = at(dir.path(), config(Target::Stdout));
+    let _first = open(&config, &Metrics::default()).unwrap();
+    let error = open(&config, &Metrics::default()).unwrap_err();
     assert!(error.to_string().contains(&*dir.path().to_string_lossy()), "{error}");
     assert!(error.to_string().ends_with("is in use by another process"), "{error}");
+}
+
+/// The ids in a batch.
+fn batch(request: &Request) -> Vec<String> {
+    let events: Vec<serde_json::Value> = serde_json::from_str(&request.body).unwrap();
+    events.iter().map(|event| event["id"].as_str().unwrap().to_owned()).collect()
+}
+
+fn batches(target: Target, batch: usize) -> ExportConfig {
+    let mut config = config(target);
+    config.sinks[0].mode = Mode::Batch;
+    config.sinks[0].batch = NonZeroUsize::new(batch).unwrap();
+    config.sinks[0].linger = Duration::from_secs(3600);
+    config
+}
+
+#[tokio::test]
+async fn events_go_in_batches_each_session_in_order() {
+    let receiver = Receiver::new(|n, _| Answer::Status(if n % 5 == 1 { 503 } else { 200 })).await;
+    let sessions = ["a", "b", "c"].map(|session| events(session, 30)).concat();
+    let (summary, _) = export(&batches(receiver.target(), 8), sessions).await;
+    assert_eq!(summary, delivered(90));
+    let mut ids = Vec::new();
+    for (n, request) in receiver.requests().into_iter().enumerate() {
+        assert!(
+            request.head.contains("\r\ncontent-type: application/cloudevents-batch+json; charset=utf-8\r\n")
+        );
+        assert!(batch(&request).len() <= 8);
+        if n % 5 != 1 {
+            ids.extend(batch(&request));
+        }
+    }
+    for session in ["a", "b", "c"] {
+        let of_session: Vec<_> = ids.iter().filter(|id| id.starts_with(session)).collect();
+        assert_eq!(of_session.len(), 30);
+        assert!(of_session.iter().enumerate().all(|(seq, id)| **id == format!("{session}-{seq}")), "{ids:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_batch_that_is_too_large_is_halved_and_an_event_that_is_becomes_a_dead_letter() {
+    let receiver = Receiver::new(|_, request| match request.body.len() {
+        0..=1500 => Answer::Status(200),
+        _ => Answer::Status(413),
+    })
+    .await;
+    let dir = tempfile::tempdir().unwrap();
+    let mut feed = events("s", 20);
+    feed.insert(10, event_with("s", 100, &format!(r#","data":{{"p":"{}"}}"#, "x".repeat(2000))));
+    let (summary, metrics) = export(&at(dir.path(), batches(receiver.target(), 16)), feed).await;
+    assert_eq!(summary, Summary { delivered: 20, dead_letters: 1, ..Summary::default() });
+    assert_eq!(metrics.dead_letters(SINK, Reason::TooLarge), 1);
+    assert!(metrics.sink(SINK).batches_split.get() >= 2);
+    let taken = receiver.requests().into_iter().filter(|request| request.body.len() <= 1500);
+    let ids: Vec<_> = taken.flat_map(|request| batch(&request)).collect();
+    assert_eq!(ids, (0..20).map(|seq| format!("s-{seq}")).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_poisoned_event_costs_its_batch_nothing() {
+    let receiver = Receiver::new(|_, request| {
+        Answer::Status(if batch(request).contains(&"s-13".to_owned()) { 422 } else { 200 })
+    })
+    .await;
+    let dir = tempfile::tempdir().unwrap();
+    let (summary, _) = export(&at(dir.path(), batches(receiver.target(), 32)), events("s", 32)).await;
+    assert_eq!(summary, Summary { delivered: 31, dead_letters: 1, ..Summary::default() });
+    let text = std::fs::read_to_string(dir.path().join("dead-letters/default.jsonl")).unwrap();
+    assert!(text.contains(r#""id":"s-13""#) && text.lines().count() == 1);
+}
+
+#[tokio::test]
+async fn dead_letters_can_go_to_another_sink() {
+    let letters = Receiver::new(|n, _| Answer::Status(if n < 2 { 500 } else { 200 })).await;
+    let receiver =
+        Receiver::new(|_, request| Answer::Status(if request.id() == "s-1" { 400 } else { 200 })).await;
+    let mut config = config(receiver.target());
+    config.sinks[0].dead_letter_sink = Some(letters.target());
+    let (summary, metrics) = export(&config, events("s", 3)).await;
+    assert_eq!(summary, Summary { delivered: 2, dead_letters: 1, ..Summary::default() });
+    assert_eq!(
+        metrics.retries(SINK, Reason::DeadLetterStore),
+        2,
+        "the event stays until its letter is taken"
+    );
+    let letter: serde_json::Value = serde_json::from_str(&letters.requests()[2].body).unwrap();
+    assert_eq!((&letter["id"], &letter["deadlettersink"]), (&"s-1".into(), &"default".into()));
+    assert_eq!(
+        (&letter["deadletterreason"], &letter["deadletterstatus"]),
+        (&"status-4xx".into(), &400.into())
+    );
+    assert_eq!(receiver.ids().last().unwrap(), "s-2");
+}
+
+#[tokio::test]
+async fn an_old_connection_is_not_used_again() {
+    for (age, connections) in [(Duration::from_secs(3600), 1), (Duration::ZERO, 3)] {
+        let receiver = Receiver::new(|_, _| Answer::Status(200)).await;
+        let mut config = config(receiver.target());
+        config.sinks[0].times.connection = age;
+        let (summary, _) = export(&config, events("s", 3)).await;
+        assert_eq!((summary, receiver.connections()), (delivered(3), connections));
+    }
 }

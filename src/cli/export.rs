@@ -5,6 +5,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -12,9 +13,12 @@ use tokio::io::{AsyncBufRead, BufReader};
 use tokio_util::sync::CancellationToken;
 
 use crate::export::feed::file::{BadLine, FileFeed, Progress};
-use crate::export::{self, Export, ExportConfig, ExportError, Summary};
+use crate::export::{self, Export, ExportConfig, ExportError, SpoolConfig, SpoolSync, Summary};
 use crate::sidecar::schemas::{self, SchemasError};
 use crate::sidecar::{Settings, app};
+
+/// How many bytes of events wait in memory for the sinks.
+const MEMORY: u64 = 64 << 20;
 
 /// Maps the events of a JSONL file to CloudEvents and delivers them.
 #[derive(Debug, Args)]
@@ -73,7 +77,7 @@ async fn export(
     stop: CancellationToken,
 ) -> Result<ExitCode, ExportFileError> {
     settings.warn_of_unknown();
-    let registry = schemas::load(settings.schemas.as_deref())?;
+    let registry = Arc::new(schemas::load(settings.schemas.as_deref())?);
     let longest = NonZeroUsize::new(settings.limits.max_body).unwrap_or(NonZeroUsize::MIN);
     let bar = progress_bar(size);
     let report = bar.clone();
@@ -81,14 +85,16 @@ async fn export(
         .filter(settings.export.filter.clone())
         .on_bad_line(move |bad| report_bad_line(&report, &bad));
     if let Some(ceiling) = settings.export.ceiling {
-        feed = feed.ceiling(ceiling, registry);
+        feed = feed.ceiling(ceiling, Arc::clone(&registry));
     }
     let progress = feed.progress();
     // A file is exported whole every time: nothing is remembered from one run to the next.
-    let config = ExportConfig { state_dir: None, ..app::config(&settings.export, settings.drain) };
-    let export = Export::open(config, export::Metrics::default())?;
+    let config = app::config(&settings.export, settings.drain);
+    let spool = SpoolConfig { sync: SpoolSync::Off, max_bytes: MEMORY, ..config.spool };
+    let config = ExportConfig { state_dir: None, spool, ..config };
+    let export = Export::open(&config, &registry, export::Metrics::default())?;
     let summary = {
-        let run = export.run(feed, stop.clone());
+        let run = export.run_feed(feed, stop.clone());
         let mut run = std::pin::pin!(run);
         let mut tick = tokio::time::interval(std::time::Duration::from_millis(100));
         loop {

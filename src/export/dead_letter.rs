@@ -26,7 +26,7 @@ use std::time::SystemTime;
 use super::retry::rfc3339;
 use super::sink::Reason;
 use super::state_dir::private;
-pub(crate) use outbox::Outbox;
+pub(crate) use outbox::{Batch, Desk, Outbox};
 
 use crate::aep::Event;
 use crate::aep::json::write_string;
@@ -291,7 +291,9 @@ pub(crate) mod tests {
         let event = letter("1").annotated("bus");
         let text = event.as_str();
         assert!(
-            text.ends_with(r#","deadlettersink":"bus","deadletterreason":"status-4xx","deadletterstatus":400}"#),
+            text.ends_with(
+                r#","deadlettersink":"bus","deadletterreason":"status-4xx","deadletterstatus":400}"#
+            ),
             "{text}"
         );
         let again = Letter { event: event.clone(), ..letter("1") };

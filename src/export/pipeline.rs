@@ -1,90 +1,44 @@
-//! The export as a service: it is opened, and runs until its feed ends or it is told to stop.
+//! The export as a service: it is opened, and runs until what feeds it ends or it is told to stop.
 //!
-//! Everything runs within [`Export::run`], on one task: attempts side by side, at most one write of the
-//! checkpoint and one of dead letters at a time, on the runtime's threads for blocking work. Whatever waits is
-//! bounded: by events and bytes between feed and sink, by records before the disk.
+//! Each sink runs on a task of its own, which reads the spool, attempts side by side, and has at most one write of
+//! its cursor and one of dead letters under way, on the runtime's threads for blocking work. Whatever waits is
+//! bounded: by bytes in the spool, by events and bytes between the spool and a sink.
 
+mod outlet;
 mod run;
 
-use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
+use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
+use self::outlet::{Outlet, Place};
 use self::run::Run;
 use super::breaker::SinkStatus;
-use super::checkpoint::{Keeper, SavedPosition};
-use super::dead_letter::{self, DeadLetters, Outbox};
+use super::config::{ExportConfig, SinkName};
+use super::cursor;
 use super::feed::{Feed, FeedError};
-use super::lane::{Bounds, Lanes};
+use super::intake::Intake;
 use super::metrics::Metrics;
-use super::retry::RetryPolicy;
-use super::sink::{AnySink, Reason, Target, http};
+use super::sink::{AnySink, Reason, http};
+use super::spool::{Reader, ResumePosition, Spool, SpoolError, SpoolSync, UnavailableReason};
 use super::state_dir::StateDir;
+use crate::aep::{Event, Filter, Registry};
 
 pub use super::state_dir::StateDirError;
 
-/// How an export is set up.
-#[derive(Debug, Clone)]
-pub struct ExportConfig {
-    /// Where events go.
-    pub sink: Target,
-    /// How many handled events are remembered, to tell duplicates.
-    pub dedupe: NonZeroUsize,
-    /// Where the checkpoint and dead letters are kept; in memory only without one.
-    pub state_dir: Option<PathBuf>,
-    /// How long one attempt may take as a whole.
-    pub timeout: Duration,
-    /// How long to wait between attempts.
-    pub retry: RetryPolicy,
-    /// How many events are in flight at once, of different sessions.
-    pub concurrency: NonZeroUsize,
-    /// How many events are held between feed and sink; when full, the feed isn't read.
-    pub max_pending: NonZeroUsize,
-    /// How much memory these take, in bytes, beyond which the feed isn't read.
-    pub max_pending_bytes: NonZeroUsize,
-    /// How long events are still delivered after the order to stop.
-    pub drain: Duration,
-    /// How many bytes of dead letters are kept.
-    pub max_dead_letters: u64,
-}
-
-impl ExportConfig {
-    /// The defaults: 50 000 events remembered, nothing kept on disk, attempts of 30 s at most, 16 in flight,
-    /// 1000 events or 16 MiB held, 10 s to stop, 64 MiB of dead letters.
-    #[must_use]
-    pub fn new(sink: Target) -> Self {
-        const fn bound(n: usize) -> NonZeroUsize {
-            NonZeroUsize::MIN.saturating_add(n.saturating_sub(1))
-        }
-        Self {
-            sink,
-            dedupe: bound(50_000),
-            state_dir: None,
-            timeout: Duration::from_secs(30),
-            retry: RetryPolicy::default(),
-            concurrency: bound(16),
-            max_pending: bound(1000),
-            max_pending_bytes: bound(16 << 20),
-            drain: Duration::from_secs(10),
-            max_dead_letters: dead_letter::DEFAULT_BOUND,
-        }
-    }
-}
-
-/// What an export came to.
+/// What an export came to, over all sinks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Events that the sink acknowledged.
+    /// Events that a sink acknowledged.
     pub delivered: u64,
-    /// Events dropped since they were known already.
+    /// Events that weren't taken since they were known already.
     pub duplicates: u64,
     /// Events that became dead letters.
     pub dead_letters: u64,
-    /// Events taken from the feed and not handled when the export was stopped. They are delivered after a
-    /// restart when the feed gives them again.
+    /// Events that a sink wasn't done with when the export was stopped. With a state directory they are delivered
+    /// after a restart.
     pub unhandled: u64,
 }
 
@@ -94,13 +48,30 @@ pub enum ExportError {
     /// The state directory can't be used.
     #[error(transparent)]
     StateDir(#[from] StateDirError),
-    /// The sink can't be built.
+    /// The spool can't be opened.
     #[error(transparent)]
-    Sink(#[from] http::BuildError),
+    Spool(#[from] SpoolError),
+    /// A sink's cursor can't be kept.
+    #[error("the cursor of sink {sink} can't be kept: {error}")]
+    Cursor {
+        /// The sink.
+        sink: SinkName,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// A sink can't be built.
+    #[error("sink {sink}")]
+    Sink {
+        /// The sink.
+        sink: SinkName,
+        /// Why.
+        #[source]
+        error: http::BuildError,
+    },
     /// The feed failed. What it gave before was handled.
     #[error(transparent)]
     Feed(#[from] FeedError),
-    /// The sink went away for good.
+    /// A sink went away for good.
     #[error("the sink is closed: {reason}")]
     Closed {
         /// Why.
@@ -108,76 +79,218 @@ pub enum ExportError {
         /// What was done until then.
         summary: Summary,
     },
+    /// A sink's task ended by itself, which it never should.
+    #[error("a sink's task has failed")]
+    Task(#[source] JoinError),
+}
+
+/// What ends a run.
+#[derive(Debug, Clone, Default)]
+pub struct Ends {
+    /// Cancelled once nothing more comes into the spool: the sinks deliver the rest.
+    pub finish: CancellationToken,
+    /// Cancelled when the rest is to be left: nothing is begun any more.
+    pub give_up: CancellationToken,
 }
 
 /// An export that is ready to run.
 #[derive(Debug)]
 pub struct Export {
-    config: ExportConfig,
+    spool: Spool,
+    outlets: Vec<Outlet>,
+    wanted: Arc<[Filter]>,
     metrics: Metrics,
-    sink: Arc<AnySink>,
-    lanes: Lanes,
-    keeper: Keeper,
-    outbox: Outbox,
 }
 
 impl Export {
-    /// Takes the state directory, reads the checkpoint and builds the sink. Blocks on the file system.
+    /// Takes the state directory, opens the spool, reads the cursors and builds the sinks. Blocks on the file system.
     ///
     /// # Errors
-    /// When the state directory can't be created or written to, or is in use, or the sink can't be built. A
-    /// damaged checkpoint is no error.
-    pub fn open(config: ExportConfig, metrics: Metrics) -> Result<Self, ExportError> {
-        let sink = AnySink::build(&config.sink, config.timeout)?;
-        Self::open_with(config, sink, metrics)
+    /// When the state directory can't be created or written to, or is in use, or a sink can't be built. Damaged
+    /// files are no error.
+    pub fn open(
+        config: &ExportConfig,
+        registry: &Arc<Registry>,
+        metrics: Metrics,
+    ) -> Result<Self, ExportError> {
+        let mut sinks = Vec::with_capacity(config.sinks.len());
+        for sink in &config.sinks {
+            let built = AnySink::build(&sink.target, sink.mode, sink.times);
+            sinks.push(built.map_err(|error| ExportError::Sink { sink: sink.name.clone(), error })?);
+        }
+        Self::open_with(config, sinks, registry, metrics)
     }
 
-    /// As [`Export::open`], with a sink that was built elsewhere; the configured one only names it.
+    /// As [`Export::open`], with sinks that were built elsewhere, in the order of the configured ones.
     ///
     /// # Errors
     /// As [`Export::open`].
-    pub fn open_with(config: ExportConfig, sink: AnySink, metrics: Metrics) -> Result<Self, ExportError> {
+    pub fn open_with(
+        config: &ExportConfig,
+        sinks: Vec<AnySink>,
+        registry: &Arc<Registry>,
+        metrics: Metrics,
+    ) -> Result<Self, ExportError> {
         let dir = config.state_dir.as_deref().map(StateDir::open).transpose()?.map(Arc::new);
-        let letters = DeadLetters::new(dir.clone(), config.sink.to_string(), config.max_dead_letters);
-        let bounds = Bounds {
-            concurrency: config.concurrency.get(),
-            events: config.max_pending.get(),
-            bytes: config.max_pending_bytes.get(),
-        };
-        Ok(Self {
-            sink: Arc::new(sink),
-            lanes: Lanes::new(bounds, config.retry),
-            keeper: Keeper::open(dir, config.dedupe, metrics.clone()),
-            outbox: Outbox::new(letters),
-            config,
-            metrics,
-        })
+        // In memory, numbers begin anew: cursors of events on disk mean nothing to them.
+        let disk = dir.clone().filter(|_| config.spool.sync != SpoolSync::Off);
+        let names: Vec<_> = config.sinks.iter().map(|sink| sink.name.as_str()).collect();
+        let (floor, others) = disk.as_deref().map(|dir| cursor::furthest(dir, &names)).unwrap_or_default();
+        let spool = Spool::open(disk.clone(), config.spool.clone(), floor, metrics.spool.clone())?;
+        for (name, cursor) in others.into_iter().filter(|(_, cursor)| cursor.next() < spool.end()) {
+            let behind = spool.end().saturating_sub(cursor.next());
+            tracing::warn!(sink = name, behind, "a sink isn't configured any more: nothing is kept for it");
+        }
+        let mut outlets = Vec::with_capacity(sinks.len());
+        for (sink_config, sink) in config.sinks.iter().zip(sinks) {
+            let place = Place { spool: &spool, disk: disk.as_ref(), dir: dir.as_deref() };
+            outlets.push(Outlet::open(sink_config, config.drain, sink, place, registry, &metrics)?);
+        }
+        let wanted = config.sinks.iter().map(|sink| sink.filter.clone()).collect();
+        Ok(Self { spool, outlets, wanted, metrics })
     }
 
-    /// The positions to resume from, the least recently active session first. A feed should resume a little
+    /// The way in. What is kept before the export runs is delivered when it does.
+    #[must_use]
+    pub fn intake(&self) -> Intake {
+        Intake::new(self.spool.clone(), Arc::clone(&self.wanted))
+    }
+
+    /// Reads the last events that the spool holds, about as many as `bytes` have room for.
+    #[must_use]
+    pub fn last_events(&self, bytes: u64) -> Reader {
+        let held = u64::try_from(self.metrics.spool.held_bytes.get()).unwrap_or(0);
+        let (first, end) = (self.spool.first(), self.spool.end());
+        let each = held.checked_div(end.saturating_sub(first)).unwrap_or(1).max(1);
+        self.spool.reader(first.max(end.saturating_sub(bytes / each)))
+    }
+
+    /// The positions to resume a feed from, the least recently active session first. A feed should resume a little
     /// below them: what it gives twice is dropped as duplicate, what it skips is missed.
     #[must_use]
-    pub fn positions(&self) -> Vec<SavedPosition> {
-        self.keeper.checkpoint.positions().cloned().collect()
+    pub fn positions(&self) -> Vec<ResumePosition> {
+        self.spool.positions()
     }
 
-    /// The sink's state, to be read while the export runs.
+    /// The sinks' states, to be read while the export runs.
     #[must_use]
-    pub fn status(&self) -> SinkStatus {
-        self.lanes.status()
+    pub fn statuses(&self) -> Vec<(SinkName, SinkStatus)> {
+        self.outlets.iter().map(|outlet| (outlet.name.clone(), outlet.lanes.status())).collect()
     }
 
-    /// Delivers the feed's events until it ends and all are handled, or `shutdown` is cancelled. After that
-    /// nothing is pulled or tried again; what can be delivered at the first attempt still is, for at most the
-    /// configured drain. Stopping makes no dead letter.
+    /// Delivers what is in the spool and what comes into it. Ends when `ends.finish` is cancelled and all is
+    /// handled, or soon after `ends.give_up` is: then nothing is begun or tried again; what can be delivered at the
+    /// first attempt still is, for at most the configured drain. Stopping makes no dead letter.
     ///
     /// # Errors
-    /// When the feed fails, after its events were handled, and when the sink is closed for good.
+    /// When a sink is closed for good.
     ///
     /// # Cancel safety
     /// A future that is dropped loses no event, as after a crash; events in flight may arrive twice.
-    pub async fn run(self, feed: impl Feed, shutdown: CancellationToken) -> Result<Summary, ExportError> {
-        let Self { config, metrics, sink, lanes, keeper, outbox } = self;
-        Run::new(&config, metrics, sink, lanes, keeper, outbox).until_done(feed, shutdown).await
+    pub async fn run(self, ends: Ends) -> Result<Summary, ExportError> {
+        let Self { spool, outlets, metrics, .. } = self;
+        let mut runs = JoinSet::new();
+        for outlet in outlets {
+            let span = tracing::info_span!("sink", sink = %outlet.name);
+            runs.spawn(Run::new(outlet).until_done(spool.clone(), ends.clone()).instrument(span));
+        }
+        let (mut summary, mut closed, mut failed) = (Summary::default(), None, None);
+        let mut tending = std::pin::pin!(spool.tend());
+        let mut tended = false;
+        loop {
+            let done = tokio::select! {
+                done = runs.join_next() => done,
+                () = tending.as_mut(), if !tended => {
+                    tended = true;
+                    continue;
+                }
+            };
+            match done {
+                None => break,
+                Some(Ok(done)) => {
+                    summary.delivered = summary.delivered.saturating_add(done.summary.delivered);
+                    summary.dead_letters = summary.dead_letters.saturating_add(done.summary.dead_letters);
+                    summary.unhandled = summary.unhandled.saturating_add(done.summary.unhandled);
+                    if done.closed.is_some() {
+                        closed = done.closed;
+                        ends.give_up.cancel();
+                    }
+                }
+                Some(Err(error)) => {
+                    failed = Some(error);
+                    ends.give_up.cancel();
+                }
+            }
+        }
+        spool.close().await;
+        summary.duplicates = metrics.spool.duplicates.get();
+        match (failed, closed) {
+            (Some(error), _) => Err(ExportError::Task(error)),
+            (None, Some(reason)) => Err(ExportError::Closed { reason, summary }),
+            (None, None) => Ok(summary),
+        }
     }
+
+    /// Keeps the feed's events and delivers them until the feed ends and all are handled, or `shutdown` is
+    /// cancelled, after which nothing is pulled and [`Export::run`] gives up.
+    ///
+    /// # Errors
+    /// When the feed fails, after its events were handled, and when a sink is closed for good.
+    ///
+    /// # Cancel safety
+    /// As [`Export::run`].
+    pub async fn run_feed(
+        self,
+        mut feed: impl Feed,
+        shutdown: CancellationToken,
+    ) -> Result<Summary, ExportError> {
+        let (intake, finish) = (self.intake(), CancellationToken::new());
+        let ends = Ends { finish: finish.clone(), give_up: shutdown.child_token() };
+        let give_up = ends.give_up.clone();
+        let pump = async move {
+            let pumped = tokio::select! {
+                pumped = pump(&mut feed, &intake) => pumped,
+                () = give_up.cancelled() => Ok(()),
+            };
+            finish.cancel();
+            pumped
+        };
+        let (pumped, ran) = tokio::join!(pump, self.run(ends));
+        let summary = ran?;
+        pumped?;
+        Ok(summary)
+    }
+}
+
+/// Keeps what the feed gives, and doesn't pull while the spool is full.
+async fn pump(feed: &mut impl Feed, intake: &Intake) -> Result<(), FeedError> {
+    while let Some(events) = feed.next().await? {
+        let mut left = events.as_slice();
+        let mut count = left.len();
+        while !left.is_empty() {
+            let (now, later) = left.split_at(count.min(left.len()));
+            match intake.keep_all(now).await {
+                Ok(_) => left = later,
+                Err(refused) if refused.reason == UnavailableReason::TooLarge => match now {
+                    [one] => {
+                        too_large(one);
+                        left = later;
+                    }
+                    _ => count = now.len().div_ceil(2),
+                },
+                Err(refused) if refused.reason == UnavailableReason::Closed => return Ok(()),
+                Err(_) => intake.room().await,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn too_large(event: &Event) {
+    tracing::error!(
+        id = event.id(),
+        source = event.source(),
+        bytes = event.as_bytes().len(),
+        "an event is larger than half of AEP_SPOOL_MAX_BYTES and is lost to the sinks"
+    );
 }

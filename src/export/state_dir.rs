@@ -67,6 +67,11 @@ impl StateDir {
         }
     }
 
+    /// The directory.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The path of a file in it.
     pub(crate) fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
@@ -81,8 +86,11 @@ impl StateDir {
     /// grow; the last [`MAX_DAMAGED`] are kept. The new name.
     pub(crate) fn set_aside(&self, name: &str) -> io::Result<String> {
         let prefix = format!("{name}.damaged-");
-        let mut numbers: Vec<u64> = fs::read_dir(&self.path)?
-            .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix(&prefix)?.parse().ok())
+        let path = self.file(&prefix);
+        let (folder, start) = (path.parent(), path.file_name().and_then(|start| start.to_str()));
+        let start = start.unwrap_or_default();
+        let mut numbers: Vec<u64> = fs::read_dir(folder.unwrap_or(&self.path))?
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.strip_prefix(start)?.parse().ok())
             .collect();
         numbers.sort_unstable();
         let aside = format!("{prefix}{}", numbers.last().map_or(1, |last| last.saturating_add(1)));
@@ -132,11 +140,14 @@ mod tests {
     fn a_bounded_number_of_damaged_files_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(dir.path()).unwrap();
-        for n in 1..=6 {
-            fs::write(state.file("x"), "").unwrap();
-            assert_eq!(state.set_aside("x").unwrap(), format!("x.damaged-{n}"));
+        fs::create_dir(state.file("folder")).unwrap();
+        for name in ["x", "folder/x"] {
+            for n in 1..=6 {
+                fs::write(state.file(name), "").unwrap();
+                assert_eq!(state.set_aside(name).unwrap(), format!("{name}.damaged-{n}"));
+            }
+            let there = |n: &i32| state.file(&format!("{name}.damaged-{n}")).exists();
+            assert_eq!((1..=6).filter(there).collect::<Vec<_>>(), [3, 4, 5, 6]);
         }
-        let kept: Vec<_> = (1..=6).filter(|n| state.file(&format!("x.damaged-{n}")).exists()).collect();
-        assert_eq!(kept, [3, 4, 5, 6]);
     }
 }

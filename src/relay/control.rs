@@ -97,6 +97,17 @@ pub struct Connection {
     claimed: LruCache<Arc<str>, ()>,
 }
 
+/// A place among the commands that wait for one connection. Dropping it gives it back.
+#[derive(Debug)]
+pub(super) struct Route(mpsc::OwnedPermit<Event>);
+
+impl Route {
+    /// Hands the command to the connection. One that has gone meanwhile is one that went with it.
+    pub(super) fn send(self, command: Event) {
+        self.0.send(command);
+    }
+}
+
 /// A connection, for people who run the relay.
 #[derive(Debug, Serialize)]
 pub struct Description {
@@ -140,11 +151,11 @@ impl Connections {
         (Connection { connections: self.clone(), number, role, claimed }, commands)
     }
 
-    /// Hands a command to the one connection that claims its session.
+    /// The way to the one connection that claims the command's session, with a place for it.
     ///
     /// # Errors
     /// When there is no such connection, more than one, or one that can't take it.
-    pub(super) fn route(&self, command: &Event) -> Result<(), Unrouted> {
+    pub(super) fn route(&self, command: &Event) -> Result<Route, Unrouted> {
         let table = self.0.table.lock();
         let claimants = command.session().and_then(|session| table.claims.get(session));
         let target = match claimants.map(Vec::as_slice) {
@@ -158,7 +169,7 @@ impl Connections {
             return Err(Unrouted::Unsupported);
         }
         // A target that doesn't read its commands has no route: the sender may try again.
-        target.commands.try_send(command.clone()).map_err(|_| Unrouted::NoRoute)
+        target.commands.clone().try_reserve_owned().map(Route).map_err(|_| Unrouted::NoRoute)
     }
 
     /// One entry for each live claim.
@@ -273,6 +284,11 @@ mod tests {
         .unwrap()
     }
 
+    /// Routes it and hands it over.
+    fn route(connections: &Connections, command: &Event) -> Result<(), Unrouted> {
+        connections.route(command).map(|route| route.send(command.clone()))
+    }
+
     fn hello(role: Role, accepts: Option<&[&str]>) -> Hello {
         let accepts = accepts.map(|accepts| accepts.iter().map(ToString::to_string).collect());
         Hello { role, accepts, ..Hello::default() }
@@ -282,20 +298,20 @@ mod tests {
     fn a_command_goes_to_the_one_claimant_or_to_nobody() {
         let connections = Connections::new(10);
         let cancel = command("control.cancel", "s");
-        assert_eq!(connections.route(&cancel), Err(Unrouted::NoRoute));
+        assert_eq!(route(&connections, &cancel), Err(Unrouted::NoRoute));
         let (mut one, mut commands) = connections.open(hello(Role::Emitter, None));
         one.claim("s");
         one.claim("s");
-        assert_eq!(connections.route(&cancel), Ok(()));
+        assert_eq!(route(&connections, &cancel), Ok(()));
         assert_eq!(commands.try_recv().unwrap(), cancel);
         let (mut two, _commands) = connections.open(hello(Role::Both, None));
         two.claim("s");
-        assert_eq!(connections.route(&cancel), Err(Unrouted::Ambiguous));
+        assert_eq!(route(&connections, &cancel), Err(Unrouted::Ambiguous));
         assert_eq!(connections.roster().len(), 2);
         drop(one);
-        assert_eq!(connections.route(&cancel), Ok(()));
+        assert_eq!(route(&connections, &cancel), Ok(()));
         drop(two);
-        assert_eq!(connections.route(&cancel), Err(Unrouted::NoRoute));
+        assert_eq!(route(&connections, &cancel), Err(Unrouted::NoRoute));
         assert!(connections.is_empty() && connections.0.table.lock().claims.is_empty());
     }
 
@@ -304,7 +320,7 @@ mod tests {
         let connections = Connections::new(10);
         let (mut consumer, _commands) = connections.open(hello(Role::Consumer, None));
         consumer.claim("s");
-        assert_eq!(connections.route(&command("control.cancel", "s")), Err(Unrouted::NoRoute));
+        assert_eq!(route(&connections, &command("control.cancel", "s")), Err(Unrouted::NoRoute));
     }
 
     #[test]
@@ -312,8 +328,8 @@ mod tests {
         let connections = Connections::new(10);
         let (mut target, _commands) = connections.open(hello(Role::Emitter, Some(&["control.cancel"])));
         target.claim("s");
-        assert_eq!(connections.route(&command("control.pause", "s")), Err(Unrouted::Unsupported));
-        assert_eq!(connections.route(&command("control.cancel", "s")), Ok(()));
+        assert_eq!(route(&connections, &command("control.pause", "s")), Err(Unrouted::Unsupported));
+        assert_eq!(route(&connections, &command("control.cancel", "s")), Ok(()));
     }
 
     #[test]
@@ -322,9 +338,9 @@ mod tests {
         let (mut target, _commands) = connections.open(hello(Role::Emitter, None));
         target.claim("s");
         for _ in 0..WAITING {
-            assert_eq!(connections.route(&command("control.cancel", "s")), Ok(()));
+            assert_eq!(route(&connections, &command("control.cancel", "s")), Ok(()));
         }
-        assert_eq!(connections.route(&command("control.cancel", "s")), Err(Unrouted::NoRoute));
+        assert_eq!(route(&connections, &command("control.cancel", "s")), Err(Unrouted::NoRoute));
     }
 
     #[test]
@@ -336,7 +352,7 @@ mod tests {
         }
         assert_eq!(connections.roster().len(), 3);
         assert_eq!(connections.0.table.lock().claims.len(), 3);
-        assert_eq!(connections.route(&command("control.cancel", "s99999")), Ok(()));
-        assert_eq!(connections.route(&command("control.cancel", "s0")), Err(Unrouted::NoRoute));
+        assert_eq!(route(&connections, &command("control.cancel", "s99999")), Ok(()));
+        assert_eq!(route(&connections, &command("control.cancel", "s0")), Err(Unrouted::NoRoute));
     }
 }

@@ -12,6 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::control::{Connections, Unrouted};
 use super::history::{Admission, Evicted, History};
+use super::keep::{Keep, NotKept};
 use super::limits::Limits;
 use super::log::Log;
 use super::metrics::Metrics;
@@ -31,6 +32,8 @@ pub(super) struct Shared {
     pub(super) registry: Arc<Registry>,
     pub(super) metrics: Metrics,
     connections: Connections,
+    /// Where events go before they are admitted.
+    keep: Option<Arc<dyn Keep>>,
     /// Cancelled when every reader is to be sent home.
     closing: CancellationToken,
 }
@@ -40,6 +43,27 @@ pub(super) struct Shared {
 pub(super) struct State {
     pub(super) log: Log,
     pub(super) history: History,
+}
+
+/// Why a command was not taken in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// It goes to nobody.
+    Unrouted(Unrouted),
+    /// It can't be kept.
+    NotKept(NotKept),
+}
+
+impl From<Unrouted> for Refused {
+    fn from(unrouted: Unrouted) -> Self {
+        Self::Unrouted(unrouted)
+    }
+}
+
+impl From<NotKept> for Refused {
+    fn from(not_kept: NotKept) -> Self {
+        Self::NotKept(not_kept)
+    }
 }
 
 /// How much the hub holds.
@@ -55,14 +79,50 @@ impl Hub {
     /// An empty hub. `registry` says what each type's `data` holds, for readers with a capture ceiling.
     #[must_use]
     pub fn new(limits: Limits, registry: Arc<Registry>, metrics: Metrics) -> Self {
+        Self::build(limits, registry, metrics, None)
+    }
+
+    /// As [`Hub::new`]; what is accepted is kept there first.
+    #[must_use]
+    pub fn keeping(limits: Limits, registry: Arc<Registry>, metrics: Metrics, keep: Arc<dyn Keep>) -> Self {
+        Self::build(limits, registry, metrics, Some(keep))
+    }
+
+    fn build(limits: Limits, registry: Arc<Registry>, metrics: Metrics, keep: Option<Arc<dyn Keep>>) -> Self {
         let state = State { log: Log::new(limits.window_bytes), history: History::new(limits) };
         let closing = CancellationToken::new();
         let connections = Connections::new(limits.remembered());
         let (head, _) = watch::channel(0);
-        Self(Arc::new(Shared { state: Mutex::new(state), head, registry, metrics, connections, closing }))
+        let state = Mutex::new(state);
+        Self(Arc::new(Shared { state, head, registry, metrics, connections, keep, closing }))
     }
 
-    /// Takes events in: each into its session's history, unless one with its `(source, id)` is held there, and
+    /// Takes events in, once they are kept: on success `events` is empty, else as it was.
+    ///
+    /// # Errors
+    /// When they can't be kept.
+    ///
+    /// # Cancel safety
+    /// When it is dropped, `events` is as it was, and none is admitted. They may be kept: trying again keeps none
+    /// twice.
+    pub async fn accept(&self, events: &mut Vec<Event>) -> Result<(), NotKept> {
+        if let Some(keep) = &self.0.keep
+            && !events.is_empty()
+        {
+            keep.keep(events).await?;
+        }
+        self.admit(std::mem::take(events));
+        Ok(())
+    }
+
+    /// Returns when it is worth trying again to have events accepted.
+    pub async fn room(&self) {
+        if let Some(keep) = &self.0.keep {
+            keep.room().await;
+        }
+    }
+
+    /// Admits events that last already: each into its session's history, unless one with its `(source, id)` is held there, and
     /// all of them to the readers. Agent-scoped events go to the readers only.
     ///
     /// Spec: AEP-0003 §5.
@@ -110,15 +170,22 @@ impl Hub {
     }
 
     /// Takes a command in: to the one connection that claims its session, into the session's history and to the
-    /// readers. A command that is not routed enters neither.
+    /// readers. A command that is not routed enters neither, and isn't kept.
     ///
     /// # Errors
-    /// When it isn't routed.
+    /// When it isn't routed, or can't be kept.
+    ///
+    /// # Cancel safety
+    /// When it is dropped, the command was routed and admitted, or neither.
     ///
     /// Spec: AEP-0004 §4.
-    pub fn command(&self, command: Event) -> Result<(), Unrouted> {
-        self.0.connections.route(&command)?;
-        self.admit(vec![command]);
+    pub async fn command(&self, command: &Event) -> Result<(), Refused> {
+        let route = self.0.connections.route(command)?;
+        if let Some(keep) = &self.0.keep {
+            keep.keep(std::slice::from_ref(command)).await?;
+        }
+        route.send(command.clone());
+        self.admit(vec![command.clone()]);
         Ok(())
     }
 

@@ -15,7 +15,7 @@ use super::settings::{ExportSettings, Settings, TlsFiles};
 use super::shutdown::Shutdown;
 use super::watch::{Watch, WatchError};
 use crate::aep::json::JsonError;
-use crate::export::{self, Export, ExportConfig, ExportError, RetryPolicy};
+use crate::export::{self, Ends, Export, ExportConfig, ExportError, SpoolConfig, SpoolSync};
 use crate::relay::auth::{Replaced, TokensError};
 use crate::relay::http::{Relay, Tls, TlsError, serve};
 use crate::relay::{self, Access, Hub, Tokens};
@@ -63,8 +63,10 @@ pub enum AppError {
     /// Signals can't be listened to.
     #[error("can't listen for signals: {0}")]
     Signals(io::Error),
-    /// The sink didn't take everything within the time for a stop.
-    #[error("stopped before the sink took everything: at least {0} accepted events are lost")]
+    /// The sinks didn't take everything within the time for a stop, and nothing is kept on disk.
+    #[error(
+        "stopped before the sinks took everything, and AEP_SPOOL_SYNC is off: {0} accepted events are lost"
+    )]
     Undelivered(u64),
     /// A stop took longer than it may.
     #[error("the stop took longer than AEP_DRAIN={0:?}")]
@@ -80,7 +82,7 @@ pub struct App {
     tokens: Option<Watch<1>>,
     certificate: Option<(Tls, Watch<2>)>,
     export: Export,
-    bridge: Bridge,
+    sync: SpoolSync,
     shutdown: Shutdown,
     drain: Duration,
 }
@@ -100,11 +102,17 @@ impl App {
         };
         let certificate = settings.tls.map(open_certificate).transpose()?;
         let shutdown = Shutdown::default();
-        let hub = Hub::new(settings.limits, registry, relay::Metrics::default());
-        let export = Export::open(config(&settings.export, settings.drain), export::Metrics::default())?;
-        // Subscribed before the first event can come in.
-        let ExportSettings { filter, ceiling, .. } = settings.export;
-        let bridge = Bridge::new(&hub, filter, ceiling, shutdown.finish.clone());
+        let config = config(&settings.export, settings.drain);
+        let sync = config.spool.sync;
+        if sync == SpoolSync::Off {
+            tracing::warn!(
+                "AEP_SPOOL_SYNC is off: accepted events are held in memory, and what the sinks don't have is lost when the process ends"
+            );
+        }
+        let export = Export::open(&config, &registry, export::Metrics::default())?;
+        let bridge = Arc::new(Bridge::new(export.intake(), config.spool.max_bytes));
+        let hub = Hub::keeping(settings.limits, registry, relay::Metrics::default(), bridge);
+        refill(&hub, &export, settings.limits.buffer_bytes).await;
         let listener = TcpListener::bind(settings.listen)
             .await
             .map_err(|error| AppError::Listen { address: settings.listen, error })?;
@@ -115,7 +123,7 @@ impl App {
         }
         let relay = Relay::new(hub, settings.limits, access.clone(), shutdown.connections.clone());
         let drain = settings.drain;
-        Ok(Self { relay, listener, access, tokens, certificate, export, bridge, shutdown, drain })
+        Ok(Self { relay, listener, access, tokens, certificate, export, sync, shutdown, drain })
     }
 
     /// Where the sidecar listens.
@@ -131,7 +139,7 @@ impl App {
     /// # Errors
     /// When the export can't go on, or the stop takes longer than it may.
     pub async fn run(self, signal: impl Future<Output = io::Result<&'static str>>) -> Result<(), AppError> {
-        let Self { relay, listener, access, tokens, certificate, export, bridge, shutdown, drain } = self;
+        let Self { relay, listener, access, tokens, certificate, export, sync, shutdown, drain } = self;
         let hub = relay.hub().clone();
         if let Some(watch) = tokens {
             let list = move |[text]: &[Vec<u8>; 1]| list(&access, text).map_err(|error| error.to_string());
@@ -147,7 +155,7 @@ impl App {
         });
         let accept = serve(relay.clone(), listener, tls, shutdown.connections.clone(), shutdown.ends.clone());
         let accept = shutdown.connections.spawn(accept);
-        let export = export.run(bridge, shutdown.give_up.clone());
+        let export = export.run(Ends { finish: shutdown.finish.clone(), give_up: shutdown.give_up.clone() });
         let mut export = std::pin::pin!(export);
         tokio::select! {
             ended = export.as_mut() => {
@@ -194,10 +202,13 @@ impl App {
         match ended {
             Ok(ended) => {
                 let summary = ended?;
-                tracing::info!(delivered = summary.delivered, "stopped");
+                tracing::info!(delivered = summary.delivered, undelivered = summary.unhandled, "stopped");
                 match summary.unhandled {
-                    0 => Ok(()),
-                    undelivered => Err(AppError::Undelivered(undelivered)),
+                    undelivered if undelivered > 0 && sync == SpoolSync::Off => {
+                        Err(AppError::Undelivered(undelivered))
+                    }
+                    // The rest is in the spool, and goes out after the next start.
+                    _ => Ok(()),
                 }
             }
             Err(_) => Err(AppError::Overdue(drain)),
@@ -231,19 +242,38 @@ fn open_certificate(files: TlsFiles) -> Result<(Tls, Watch<2>), AppError> {
     Ok((tls, watch))
 }
 
+/// Gives the relay's histories what the spool still holds, so that readers resume across a restart.
+async fn refill(hub: &Hub, export: &Export, bytes: usize) {
+    let mut reader = export.last_events(u64::try_from(bytes).unwrap_or(u64::MAX));
+    let mut count = 0;
+    while reader.ready() {
+        let events: Vec<_> = reader.next().await.events.into_iter().map(|(_, event)| event).collect();
+        count += events.len();
+        hub.admit(events);
+    }
+    if count > 0 {
+        tracing::info!(events = count, "histories are refilled from the spool");
+    }
+}
+
 /// The export's part of the settings. Deliveries under way when the time for a stop is nearly up are waited for
 /// a little longer.
 pub(crate) fn config(settings: &ExportSettings, drain: Duration) -> ExportConfig {
+    /// How many bytes of the last events are kept in memory, for sinks that keep up. The relay's histories hold most
+    /// of these events anyway.
+    const RECENT: usize = 16 << 20;
     ExportConfig {
-        dedupe: settings.dedupe,
+        sinks: settings.sinks.clone(),
         state_dir: Some(settings.state_dir.clone()),
-        timeout: settings.timeout,
-        retry: RetryPolicy { initial: settings.retry_initial, max: settings.retry_max },
-        concurrency: settings.concurrency,
-        max_pending: settings.max_pending,
-        max_pending_bytes: settings.max_pending_bytes,
-        // With time left for the last write of the checkpoint.
+        spool: SpoolConfig {
+            sync: settings.sync,
+            max_bytes: settings.spool_bytes,
+            keep_bytes: settings.history_bytes.min(settings.spool_bytes / 2),
+            recent_bytes: RECENT,
+            dedupe: settings.dedupe,
+            keeps_positions: false,
+        },
+        // With time left for the last write of the cursors.
         drain: LAST_WORDS.min(drain) / 2,
-        ..ExportConfig::new(settings.sink.clone())
     }
 }

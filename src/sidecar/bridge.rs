@@ -1,55 +1,48 @@
-//! The embedded relay as a feed: the export reads it as any consumer does.
+//! The embedded relay's way into the export: what a sink wants is in the spool before the relay admits it.
 
-use tokio_util::sync::CancellationToken;
+use crate::aep::Event;
+use crate::export::Intake;
+use crate::export::spool::{Unavailable, UnavailableReason};
+use crate::relay::keep::{Boxed, Keep, NotKept};
 
-use crate::aep::{Capture, Event, Filter};
-use crate::export::{Feed, FeedError};
-use crate::relay::{From, Hub, OnLoss, Step, Subscriber, Subscription, Then};
-
-/// A subscription to the embedded relay that lasts as long as the process.
+/// Keeps accepted events for the sinks.
 #[derive(Debug)]
 pub struct Bridge {
-    subscriber: Subscriber,
-    /// Cancelled once nothing more can be admitted: what is at hand then is the rest.
-    finish: CancellationToken,
+    intake: Intake,
+    /// How many bytes may come together, at most.
+    max_bytes: usize,
 }
 
 impl Bridge {
-    /// Subscribes to what `hub` admits from now on. After `finish` is cancelled the feed ends with the last
-    /// admitted event.
+    /// Keeps what a sink of `intake` wants; `spool_bytes` is all the space there is.
     #[must_use]
-    pub fn new(hub: &Hub, filter: Filter, ceiling: Option<Capture>, finish: CancellationToken) -> Self {
-        let on_loss = OnLoss::GoOn;
-        let subscription = Subscription { filter, ceiling, from: From::Now, then: Then::Live, on_loss };
-        Self { subscriber: hub.subscribe(subscription), finish }
+    pub fn new(intake: Intake, spool_bytes: u64) -> Self {
+        Self { intake, max_bytes: usize::try_from(spool_bytes / 2).unwrap_or(usize::MAX) }
     }
 }
 
-impl Feed for Bridge {
-    async fn next(&mut self) -> Result<Option<Vec<Event>>, FeedError> {
-        loop {
-            let step = tokio::select! {
-                biased;
-                step = self.subscriber.next() => step,
-                () = self.finish.cancelled() => match self.subscriber.ready() {
-                    Some(step) => Some(step),
-                    None => return Ok(None),
-                },
-            };
-            match step {
-                Some(Step::Events(events)) => return Ok(Some(events)),
-                Some(Step::Run(block, range)) => {
-                    return Ok(Some(block.events().get(range).unwrap_or_default().to_vec()));
+impl Keep for Bridge {
+    fn keep<'k>(&'k self, events: &'k [Event]) -> Boxed<'k, Result<(), NotKept>> {
+        Box::pin(async {
+            match self.intake.keep(events).await {
+                Ok(_) => Ok(()),
+                Err(Unavailable { reason, retry_after }) => {
+                    let reason = match reason {
+                        UnavailableReason::TooLarge => {
+                            return Err(NotKept::TooLarge { max_bytes: self.max_bytes });
+                        }
+                        UnavailableReason::Full => "the spool is full: a sink doesn't keep up",
+                        UnavailableReason::Behind => "too many events wait for the disk",
+                        UnavailableReason::Failing(_) => "the spool can't be written to",
+                        UnavailableReason::Closed => "shutting down",
+                    };
+                    Err(NotKept::Now { reason, retry_after })
                 }
-                Some(Step::Behind) => {
-                    tracing::error!(
-                        "the export fell behind what the relay holds: events are lost to the sink"
-                    );
-                }
-                // A replay that nobody asked for, and the end of a subscription that has none.
-                Some(Step::Exhausted { .. } | Step::Complete) => {}
-                None => return Ok(None),
             }
-        }
+        })
+    }
+
+    fn room(&self) -> Boxed<'_, ()> {
+        Box::pin(self.intake.room())
     }
 }

@@ -12,15 +12,17 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+mod sinks;
 mod table;
 mod value;
 
+use sinks::{Named, RawSink};
 pub use table::{VARIABLES, Variable};
-use value::{Field, Size};
+use value::{Field, Millis, RelayUrl, SinkNames, Size};
 pub use value::{LogFormat, Setting};
 
 use crate::aep::{Capture, Filter};
-use crate::export::Target;
+use crate::export::{Mode, SinkConfig, SpoolSync, Target};
 use crate::relay::limits::Times;
 use crate::relay::{Limits, Token};
 
@@ -41,6 +43,8 @@ pub struct Settings {
     pub schemas: Option<PathBuf>,
     /// What is exported, and how.
     pub export: ExportSettings,
+    /// The relay that is exported from instead of the embedded one.
+    pub remote: Option<reqwest::Url>,
     /// How long a stop may take.
     pub drain: Duration,
     /// What is logged.
@@ -71,20 +75,14 @@ pub struct ExportSettings {
     pub dedupe: NonZeroUsize,
     /// Where state is kept.
     pub state_dir: PathBuf,
+    /// What an accepted event survives.
+    pub sync: SpoolSync,
+    /// Bound of the spool, in bytes.
+    pub spool_bytes: u64,
+    /// How much of it may be history, in bytes.
+    pub history_bytes: u64,
     /// Where CloudEvents go.
-    pub sink: Target,
-    /// How long one delivery may take.
-    pub timeout: Duration,
-    /// Bound of the first pause before another try.
-    pub retry_initial: Duration,
-    /// Longest pause.
-    pub retry_max: Duration,
-    /// Deliveries at one time.
-    pub concurrency: NonZeroUsize,
-    /// Events waiting.
-    pub max_pending: NonZeroUsize,
-    /// Their memory, in bytes.
-    pub max_pending_bytes: NonZeroUsize,
+    pub sinks: Vec<SinkConfig>,
 }
 
 /// Everything that is wrong with the environment.
@@ -117,18 +115,29 @@ struct Raw {
     aep_schemas: Field<PathBuf>,
     aep_filter: Field<Filter>,
     aep_capture: Field<Capture>,
+    aep_relay: Field<RelayUrl>,
     aep_dedupe: Field<NonZeroUsize>,
     aep_state_dir: Field<PathBuf>,
+    aep_spool_sync: Field<SpoolSync>,
+    aep_spool_max_bytes: Field<Size>,
+    aep_spool_keep_bytes: Field<Size>,
     aep_drain: Field<Duration>,
     aep_log: Field<String>,
     aep_log_format: Field<LogFormat>,
     ce_sink: Field<Target>,
+    ce_sinks: Field<SinkNames>,
+    ce_mode: Field<Mode>,
+    ce_batch_max: Field<NonZeroUsize>,
+    ce_batch_ms: Field<Millis>,
     ce_timeout: Field<Duration>,
+    ce_connection_max_age: Field<Duration>,
     ce_retry_initial: Field<Duration>,
     ce_retry_max: Field<Duration>,
     ce_concurrency: Field<NonZeroUsize>,
     ce_max_pending: Field<NonZeroUsize>,
     ce_max_pending_bytes: Field<Size>,
+    ce_dead_letter_bytes: Field<Size>,
+    ce_dead_letter_sink: Field<Target>,
 }
 
 impl Settings {
@@ -154,7 +163,7 @@ impl Settings {
     pub fn read(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self, SettingsError> {
         let mut wrong = Vec::new();
         let (set, unknown) = collect(variables, &mut wrong);
-        let raw: Raw = match envy::from_iter(set) {
+        let raw: Raw = match envy::from_iter(set.clone()) {
             Ok(raw) => raw,
             Err(error) => {
                 wrong.push(error.to_string());
@@ -195,18 +204,37 @@ impl Settings {
             ),
             times: Times::default(),
         };
+        let filter = read.or("AEP_FILTER", raw.aep_filter, Filter::default());
+        let ceiling = read.take("AEP_CAPTURE", raw.aep_capture);
+        let sync = read.or("AEP_SPOOL_SYNC", raw.aep_spool_sync, SpoolSync::Write);
+        let spool_bytes = if sync == SpoolSync::Off { 64 << 20 } else { 1 << 30 };
+        let spool_bytes = read.size("AEP_SPOOL_MAX_BYTES", raw.aep_spool_max_bytes, spool_bytes);
+        let history_bytes = read.size("AEP_SPOOL_KEEP_BYTES", raw.aep_spool_keep_bytes, 64 << 20);
+        let common = RawSink {
+            mode: raw.ce_mode,
+            batch_max: raw.ce_batch_max,
+            batch_ms: raw.ce_batch_ms,
+            timeout: raw.ce_timeout,
+            connection_max_age: raw.ce_connection_max_age,
+            retry_initial: raw.ce_retry_initial,
+            retry_max: raw.ce_retry_max,
+            concurrency: raw.ce_concurrency,
+            max_pending: raw.ce_max_pending,
+            max_pending_bytes: raw.ce_max_pending_bytes,
+            dead_letter_bytes: raw.ce_dead_letter_bytes,
+            dead_letter_sink: raw.ce_dead_letter_sink,
+            ..RawSink::default()
+        };
+        let named = Named { sink: raw.ce_sink, sinks: raw.ce_sinks, common };
         let export = ExportSettings {
-            filter: read.or("AEP_FILTER", raw.aep_filter, Filter::default()),
-            ceiling: read.take("AEP_CAPTURE", raw.aep_capture),
             dedupe: read.or("AEP_DEDUPE", raw.aep_dedupe, nonzero(50_000)),
             state_dir: read.or("AEP_STATE_DIR", raw.aep_state_dir, PathBuf::from("aep-state")),
-            sink: read.or("CE_SINK", raw.ce_sink, Target::Stdout),
-            timeout: read.or("CE_TIMEOUT", raw.ce_timeout, Duration::from_secs(30)),
-            retry_initial: read.or("CE_RETRY_INITIAL", raw.ce_retry_initial, Duration::from_millis(200)),
-            retry_max: read.or("CE_RETRY_MAX", raw.ce_retry_max, Duration::from_secs(30)),
-            concurrency: read.or("CE_CONCURRENCY", raw.ce_concurrency, nonzero(16)),
-            max_pending: read.or("CE_MAX_PENDING", raw.ce_max_pending, nonzero(1000)),
-            max_pending_bytes: nonzero(read.size("CE_MAX_PENDING_BYTES", raw.ce_max_pending_bytes, 16 << 20)),
+            sync,
+            spool_bytes: u64::try_from(spool_bytes).unwrap_or(u64::MAX),
+            history_bytes: u64::try_from(history_bytes).unwrap_or(u64::MAX),
+            sinks: sinks::sinks(&mut read, named, &set, &filter, ceiling),
+            filter,
+            ceiling,
         };
         let settings = Self {
             listen: SocketAddr::new(host, port),
@@ -216,6 +244,7 @@ impl Settings {
             limits,
             schemas: read.take("AEP_SCHEMAS", raw.aep_schemas),
             export,
+            remote: read.take("AEP_RELAY", raw.aep_relay).map(|RelayUrl(url)| url),
             drain: read.or("AEP_DRAIN", raw.aep_drain, Duration::from_secs(20)),
             log: read.or("AEP_LOG", raw.aep_log, "info".to_owned()),
             log_format: read.or("AEP_LOG_FORMAT", raw.aep_log_format, LogFormat::Auto),
@@ -245,15 +274,19 @@ fn collect(
     let mut set = BTreeMap::new();
     let mut files = Vec::new();
     let mut unknown = Vec::new();
-    for (name, value) in variables {
-        let Ok(name) = name.into_string() else { continue };
-        if !name.starts_with("AEP_") && !name.starts_with("CE_") {
-            continue;
-        }
-        let file_of = name.strip_suffix("_FILE").and_then(|of| known(of)).filter(|variable| variable.secret);
-        if let Some(variable) = file_of {
+    let ours: BTreeMap<String, OsString> = variables
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
+        .filter(|(name, _)| name.starts_with("AEP_") || name.starts_with("CE_"))
+        .collect();
+    let sinks = ours.get("CE_SINKS").and_then(|names| names.to_str()).unwrap_or_default().to_owned();
+    let known = |name: &str| known(name).or_else(|| sinks::of_one(name, &sinks));
+    for (name, value) in ours {
+        let secret_of =
+            name.strip_suffix("_FILE").filter(|of| known(of).is_some_and(|variable| variable.secret));
+        if let Some(secret) = secret_of {
             if !value.is_empty() {
-                files.push((variable, PathBuf::from(value)));
+                files.push((secret.to_owned(), PathBuf::from(value)));
             }
         } else if known(&name).is_some() {
             match value.into_string() {
@@ -272,16 +305,16 @@ fn collect(
             unknown.push((name, near));
         }
     }
-    for (variable, path) in files {
-        if set.contains_key(variable.name) {
-            wrong.push(format!("{0} and {0}_FILE are both set: set one", variable.name));
+    for (name, path) in files {
+        if set.contains_key(&name) {
+            wrong.push(format!("{name} and {name}_FILE are both set: set one"));
             continue;
         }
         match std::fs::read_to_string(&path) {
             Ok(text) => {
-                set.insert(variable.name.to_owned(), text.trim().to_owned());
+                set.insert(name, text.trim().to_owned());
             }
-            Err(error) => wrong.push(format!("{}_FILE={}: {error}", variable.name, path.display())),
+            Err(error) => wrong.push(format!("{name}_FILE={}: {error}", path.display())),
         }
     }
     unknown.sort();

@@ -11,8 +11,10 @@ use crate::export::state_dir::{StateDir, private};
 const MAGIC: &[u8; 8] = b"aepcurs1";
 /// Where the records' payloads begin: after their length and checksum, in bytes.
 const HEAD: usize = 8;
-/// Length of a payload without ranges, and of a range, in bytes.
-const (FIXED, RANGE): (usize, usize) = (12, 16);
+/// Length of a payload without ranges, in bytes.
+const FIXED: usize = 12;
+/// Length of a range, in bytes.
+const RANGE: usize = 16;
 /// A longer file is replaced, in bytes.
 pub(super) const LONGEST: u64 = 1 << 20;
 /// A much longer file is damaged, in bytes: reading it could exhaust memory.
@@ -56,7 +58,7 @@ impl CursorFile {
             _ => {}
         }
         let name = format!("{FOLDER}/{name}.cursor");
-        let mut file = Self { dir, name, file: None, good: 0 };
+        let file = Self { dir, name, file: None, good: 0 };
         let (cursor, damaged) = match read(&file.dir.file(&file.name)) {
             Ok(None) => (None, false),
             Ok(Some(bytes)) => {

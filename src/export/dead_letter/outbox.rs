@@ -109,11 +109,7 @@ async fn write(mut files: DeadLetters, letters: Vec<(Parcel, Letter)>) -> Option
     tokio::task::spawn_blocking(write).await.ok()
 }
 
-async fn deliver(
-    to: Arc<AnySink>,
-    from: String,
-    letters: Vec<(Parcel, Letter)>,
-) -> Option<(Desk, Batch)> {
+async fn deliver(to: Arc<AnySink>, from: String, letters: Vec<(Parcel, Letter)>) -> Option<(Desk, Batch)> {
     let mut kept = 0;
     for (_, letter) in &letters {
         if let Err(error) = to.deliver(&Delivery::of(letter.annotated(&from))).await {

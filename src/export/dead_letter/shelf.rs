@@ -85,7 +85,9 @@ impl Shelf {
         for entry in entries {
             let name = entry?.file_name();
             let name = name.to_str().unwrap_or_default();
-            names.extend(name.strip_suffix(".jsonl").or_else(|| name.strip_suffix(".jsonl.1")).map(str::to_owned));
+            names.extend(
+                name.strip_suffix(".jsonl").or_else(|| name.strip_suffix(".jsonl.1")).map(str::to_owned),
+            );
         }
         names.sort();
         names.dedup();

@@ -75,7 +75,7 @@ impl Progress {
 pub struct FileFeed<R> {
     reader: R,
     filter: Filter,
-    ceiling: Option<(Capture, Registry)>,
+    ceiling: Option<(Capture, Arc<Registry>)>,
     on_bad_line: Box<dyn FnMut(BadLine) + Send>,
     progress: Progress,
     max_line: usize,
@@ -117,7 +117,7 @@ impl<R: AsyncBufRead + Unpin + Send> FileFeed<R> {
 
     /// Lowers every event to `ceiling`.
     #[must_use]
-    pub fn ceiling(mut self, ceiling: Capture, registry: Registry) -> Self {
+    pub fn ceiling(mut self, ceiling: Capture, registry: Arc<Registry>) -> Self {
         self.ceiling = Some((ceiling, registry));
         self
     }
@@ -276,7 +276,7 @@ mod tests {
         );
         let mut feed = FileFeed::new(text.as_bytes(), NonZeroUsize::new(1000).unwrap())
             .filter(Filter::parse(r#"{"type":"run.started"}"#).unwrap())
-            .ceiling(Capture::None, Registry::core());
+            .ceiling(Capture::None, Arc::new(Registry::core()));
         let batch = feed.next().await.unwrap().unwrap();
         assert_eq!(batch.len(), 1);
         assert_eq!(batch[0].capture(), Capture::None);

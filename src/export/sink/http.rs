@@ -388,7 +388,7 @@ mod tests {
     #[test]
     fn credentials_leave_the_url() {
         let url = Url::parse("http://us%40er:hunter2@h/p?q").unwrap();
-        let sink = HttpSink::new(url, Duration::from_secs(1)).unwrap();
+        let sink = HttpSink::new(url, Mode::Structured, Times::default()).unwrap();
         assert_eq!(sink.url.as_str(), "http://h/p?q");
         assert_eq!(sink.credentials, Some(("us@er".to_owned(), Some("hunter2".to_owned()))));
         assert!(!format!("{sink:?}").contains("hunter2"));

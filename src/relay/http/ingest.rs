@@ -100,7 +100,7 @@ pub(super) async fn ingest(State(relay): State<Relay>, request: Request<Body>) -
     };
     let limits = *relay.limits();
     let (bytes, mut share) = read_body(&relay, body, &parts.headers).await?;
-    let events = if bytes.len() >= LARGE || encoding != Encoding::Identity {
+    let mut events = if bytes.len() >= LARGE || encoding != Encoding::Identity {
         let read = move || parse(&bytes, format, encoding, &limits, &mut share);
         // Only a panic or the runtime's end fails the join.
         tokio::task::spawn_blocking(read)
@@ -114,7 +114,7 @@ pub(super) async fn ingest(State(relay): State<Relay>, request: Request<Body>) -
         return Err(Refusal::Unavailable { reason: "shutting down", retry_after: BUSY });
     }
     let accepted = events.len();
-    relay.hub().admit(events);
+    relay.hub().accept(&mut events).await?;
     Ok(json(StatusCode::ACCEPTED, &Accepted { accepted }))
 }
 

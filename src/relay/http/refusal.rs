@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::aep::{EventError, FilterError};
 use crate::relay::auth::Permission;
+use crate::relay::keep::NotKept;
 
 /// Why a request was refused.
 #[derive(Debug)]
@@ -91,6 +92,15 @@ pub enum Refusal {
         /// The methods that it takes.
         allow: &'static str,
     },
+}
+
+impl From<NotKept> for Refusal {
+    fn from(not_kept: NotKept) -> Self {
+        match not_kept {
+            NotKept::Now { reason, retry_after } => Self::Unavailable { reason, retry_after },
+            NotKept::TooLarge { max_bytes } => Self::PayloadTooLarge { max_bytes },
+        }
+    }
 }
 
 /// The JSON of a refusal; absent members are omitted.

@@ -154,7 +154,10 @@ async fn serve(relay: Relay, principal: Principal, mut socket: WebSocket) {
         ending = writer.run(&mut sink) => ending,
         () = closing => Ending::Closing,
     };
-    listener.take_in();
+    // What has been read is taken in if that can be: its sender doesn't know that it wasn't.
+    if timeout(times.close, listener.take_in()).await.is_err() {
+        tracing::warn!("events of a connection that ended could not be kept, and are not admitted");
+    }
     // Claims end before the peer learns that the connection does.
     drop(listener);
     if ending == Ending::Gone {

@@ -11,8 +11,22 @@ pub struct Variable {
     pub default: &'static str,
     /// Whether its value is a secret, which may also be read from the file that `{name}_FILE` names.
     pub secret: bool,
+    /// Whether a sink of `CE_SINKS` has its own: `CE_TIMEOUT` is `CE_SINK_<NAME>_TIMEOUT` for one sink.
+    pub per_sink: bool,
     /// What it does.
     pub doc: &'static str,
+}
+
+impl Variable {
+    /// What its name for one sink ends in.
+    pub(super) fn suffix(&self) -> Option<&'static str> {
+        let of_one = self.name.strip_prefix("CE_SINK_<NAME>_");
+        of_one.or_else(|| self.name.strip_prefix("CE_").filter(|_| self.per_sink))
+    }
+
+    const fn per_sink(self) -> Self {
+        Self { per_sink: true, ..self }
+    }
 }
 
 const fn variable(
@@ -21,11 +35,11 @@ const fn variable(
     default: &'static str,
     doc: &'static str,
 ) -> Variable {
-    Variable { name, form, default, secret: false, doc }
+    Variable { name, form, default, secret: false, per_sink: false, doc }
 }
 
 const fn secret(name: &'static str, form: &'static str, doc: &'static str) -> Variable {
-    Variable { name, form, default: "", secret: true, doc }
+    Variable { name, form, default: "", secret: true, per_sink: false, doc }
 }
 
 /// Every variable, in the order of the documentation.
@@ -99,17 +113,40 @@ pub const VARIABLES: &[Variable] = &[
         "full",
         "Capture ceiling: how much content an exported event may carry.",
     ),
+    secret(
+        "AEP_RELAY",
+        "URL",
+        "Export from this relay instead of the embedded one, which then isn't started: http(s)://host:port. AEP_TOKEN is what it is asked with.",
+    ),
     variable(
         "AEP_DEDUPE",
         "count",
         "50000",
-        "Event keys (source, id) remembered, so that an event is exported once.",
+        "Event keys (source, id) remembered, so that an event is exported once; after a restart, of the events that the spool still holds.",
     ),
     variable(
         "AEP_STATE_DIR",
         "directory",
         "aep-state",
-        "Where positions, remembered keys and dead letters are kept across restarts.",
+        "Where the spool, the sinks' cursors and dead letters are kept across restarts.",
+    ),
+    variable(
+        "AEP_SPOOL_SYNC",
+        "write, fsync or off",
+        "write",
+        "What an accepted event survives until the sinks have it: write, the death of the process; fsync, that of the machine too; off, neither: it is held in memory.",
+    ),
+    variable(
+        "AEP_SPOOL_MAX_BYTES",
+        "size",
+        "1GiB",
+        "Bound of the spool; when what the slowest sink isn't done with fills it, events are refused with 503. With AEP_SPOOL_SYNC=off it is memory, and 64MiB unless set.",
+    ),
+    variable(
+        "AEP_SPOOL_KEEP_BYTES",
+        "size",
+        "64MiB",
+        "How much of what every sink is done with stays in the spool while there is room: for duplicates to be told and readers to resume after a restart.",
     ),
     variable(
         "AEP_DRAIN",
@@ -134,25 +171,82 @@ pub const VARIABLES: &[Variable] = &[
         "URL",
         "Where CloudEvents go: http(s)://… by POST. Without one, they go to stdout as JSON lines.",
     ),
-    variable("CE_TIMEOUT", "duration", "30s", "How long one delivery may take."),
+    variable(
+        "CE_SINKS",
+        "names",
+        "",
+        "Several sinks, by name, separated by commas: lower-case letters, digits and hyphens. Each has its own variables, in which its name is in upper case with underscores, and its own place in the spool.",
+    ),
+    secret("CE_SINK_<NAME>_URL", "URL", "Where the CloudEvents of this sink go."),
+    variable(
+        "CE_SINK_<NAME>_FILTER",
+        "JSON",
+        "{}",
+        "attr-match filter: which of the events that match AEP_FILTER this sink gets.",
+    ),
+    variable(
+        "CE_SINK_<NAME>_CAPTURE",
+        "none, metadata, redacted or full",
+        "full",
+        "Capture ceiling of this sink; the lower one of it and AEP_CAPTURE holds.",
+    ),
+    variable(
+        "CE_MODE",
+        "structured or batch",
+        "structured",
+        "How events are sent by HTTP: one a request, or several in an application/cloudevents-batch+json array.",
+    )
+    .per_sink(),
+    variable("CE_BATCH_MAX", "count", "100", "Most events in a batch.").per_sink(),
+    variable(
+        "CE_BATCH_MS",
+        "milliseconds",
+        "50",
+        "How long an event may wait for others to go with, in a batch that isn't full.",
+    )
+    .per_sink(),
+    variable("CE_TIMEOUT", "duration", "30s", "How long one delivery may take.").per_sink(),
+    variable(
+        "CE_CONNECTION_MAX_AGE",
+        "duration",
+        "5m",
+        "How long a connection is used, so that a change of the name's addresses is seen.",
+    )
+    .per_sink(),
     variable(
         "CE_RETRY_INITIAL",
         "duration",
         "200ms",
         "Bound of the first pause before a delivery is tried again; doubled each time.",
-    ),
-    variable("CE_RETRY_MAX", "duration", "30s", "Longest such pause."),
+    )
+    .per_sink(),
+    variable("CE_RETRY_MAX", "duration", "30s", "Longest such pause.").per_sink(),
     variable(
         "CE_CONCURRENCY",
         "count",
         "16",
-        "Deliveries under way at one time; each session has at most one.",
-    ),
+        "Deliveries under way at one time; each session is in at most one.",
+    )
+    .per_sink(),
     variable(
         "CE_MAX_PENDING",
         "count",
         "1000",
-        "Events waiting for the sink before the export stops taking more.",
-    ),
-    variable("CE_MAX_PENDING_BYTES", "size", "16MiB", "The same, in memory."),
+        "Events held in memory for the sink; the rest waits in the spool.",
+    )
+    .per_sink(),
+    variable("CE_MAX_PENDING_BYTES", "size", "16MiB", "The same, in memory.").per_sink(),
+    variable(
+        "CE_DEAD_LETTER_BYTES",
+        "size",
+        "64MiB",
+        "Bound of the dead letters kept in files; past it the oldest are dropped.",
+    )
+    .per_sink(),
+    secret(
+        "CE_DEAD_LETTER_SINK",
+        "URL",
+        "Where events that the sink refused for good go instead of into a file, with the extension attributes deadlettersink, deadletterreason and deadletterstatus.",
+    )
+    .per_sink(),
 ];

@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer};
 
 use crate::aep::{Capture, Filter};
+use crate::export::{Mode, SinkName, SpoolSync};
 use crate::relay::Token;
 
 /// A variable's value, or what is wrong with it. Reading one never fails, so that every complaint is heard.
@@ -44,6 +45,18 @@ pub trait Setting: Sized {
 /// A size in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Size(pub(super) usize);
+
+/// A time in whole milliseconds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Millis(pub(super) Duration);
+
+/// Names of sinks, at least one, each once.
+#[derive(Debug, Clone)]
+pub(super) struct SinkNames(pub(super) Vec<SinkName>);
+
+/// Where a relay is, without anything secret.
+#[derive(Debug, Clone)]
+pub(super) struct RelayUrl(pub(super) reqwest::Url);
 
 /// The form of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,6 +174,70 @@ impl Setting for Token {
 impl Setting for crate::export::Target {
     fn read(text: &str) -> Result<Self, String> {
         text.parse().map_err(|error: crate::export::TargetError| error.to_string())
+    }
+}
+
+impl Setting for Mode {
+    fn read(text: &str) -> Result<Self, String> {
+        match text {
+            "structured" => Ok(Self::Structured),
+            "batch" => Ok(Self::Batch),
+            _ => Err(must("structured or batch", text)),
+        }
+    }
+}
+
+impl Setting for SpoolSync {
+    fn read(text: &str) -> Result<Self, String> {
+        match text {
+            "write" => Ok(Self::Write),
+            "fsync" => Ok(Self::Fsync),
+            "off" => Ok(Self::Off),
+            _ => Err(must("write, fsync or off", text)),
+        }
+    }
+}
+
+impl Setting for Millis {
+    fn read(text: &str) -> Result<Self, String> {
+        let millis = text.parse().ok().filter(|millis| *millis <= 60_000);
+        let millis = millis.ok_or_else(|| must("milliseconds from 0 to 60000", text))?;
+        Ok(Self(Duration::from_millis(millis)))
+    }
+}
+
+impl Setting for SinkNames {
+    fn read(text: &str) -> Result<Self, String> {
+        let mut names: Vec<SinkName> = Vec::new();
+        for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+            let read: SinkName = name.parse().map_err(|error| {
+                format!(
+                    "must be names separated by commas, and {:?} {error}",
+                    crate::aep::event::quoted(name)
+                )
+            })?;
+            if names.contains(&read) {
+                return Err(format!("names {read} twice"));
+            }
+            names.push(read);
+        }
+        if names.is_empty() { Err("must name at least one sink".to_owned()) } else { Ok(Self(names)) }
+    }
+}
+
+impl Setting for RelayUrl {
+    fn read(text: &str) -> Result<Self, String> {
+        // Never repeated: it may hold a password.
+        let url = reqwest::Url::parse(text).ok().filter(|url| {
+            matches!(url.scheme(), "http" | "https")
+                && url.has_host()
+                && url.query().is_none()
+                && url.username().is_empty()
+                && url.password().is_none()
+        });
+        url.map(Self).ok_or_else(|| {
+            "must be the relay's http:// or https:// URL, without user, password and query".to_owned()
+        })
     }
 }
 

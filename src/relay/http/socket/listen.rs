@@ -18,6 +18,8 @@ use crate::relay::auth::{Permission, Principal};
 use crate::relay::control::{Connection, Unrouted};
 use crate::relay::http::refusal::Refusal;
 use crate::relay::http::{Relay, parameters};
+use crate::relay::hub::Refused;
+use crate::relay::keep::NotKept;
 
 /// Events that arrived together are taken in together, up to this many.
 const BATCH: usize = 256;
@@ -71,7 +73,9 @@ impl<'c> Listener<'c> {
                 false => match stream.next().now_or_never() {
                     Some(message) if self.events.len() < BATCH => message,
                     other => {
-                        self.take_in();
+                        if let Err(ending) = self.take_in().await {
+                            return ending;
+                        }
                         match other {
                             Some(message) => message,
                             None => continue,
@@ -90,9 +94,43 @@ impl<'c> Listener<'c> {
         }
     }
 
-    /// Takes in what has been read.
-    pub(super) fn take_in(&mut self) {
-        self.relay.hub().admit(std::mem::take(&mut self.events));
+    /// Takes in what has been read. While it can't be kept, nothing more is read: the sender sees its connection fill
+    /// up, and loses nothing.
+    ///
+    /// # Cancel safety
+    /// What isn't taken in when it is dropped is taken in by the next call.
+    pub(super) async fn take_in(&mut self) -> Result<(), Ending> {
+        let hub = self.relay.hub();
+        while !self.events.is_empty() {
+            match hub.accept(&mut self.events).await {
+                Ok(()) => {}
+                Err(NotKept::Now { .. }) => hub.room().await,
+                Err(NotKept::TooLarge { .. }) => {
+                    // Together they may be too much, each by itself less.
+                    for event in std::mem::take(&mut self.events) {
+                        self.take_in_one(event).await?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn take_in_one(&self, event: Event) -> Result<(), Ending> {
+        let (hub, id, mut one) = (self.relay.hub(), event.id().to_owned(), vec![event]);
+        loop {
+            match hub.accept(&mut one).await {
+                Ok(()) => return Ok(()),
+                Err(NotKept::Now { .. }) => hub.room().await,
+                Err(error @ NotKept::TooLarge { .. }) => {
+                    let (code, detail) = ("payload-too-large", error.to_string());
+                    let detail = Some(detail.as_str());
+                    return self
+                        .refuse(Plain::Error { id: None, code, detail, cause: Some(&id), versions: None })
+                        .await;
+                }
+            }
+        }
     }
 
     async fn message(&mut self, message: Message) -> Result<(), Ending> {
@@ -135,7 +173,7 @@ impl<'c> Listener<'c> {
     async fn event(&mut self, event: Event) -> Result<(), Ending> {
         if event.scope() == Scope::Command {
             // In order with what was sent before it.
-            self.take_in();
+            self.take_in().await?;
             return self.command(event).await;
         }
         if !self.principal.may(Permission::Emit) {
@@ -152,10 +190,20 @@ impl<'c> Listener<'c> {
     }
 
     async fn command(&self, event: Event) -> Result<(), Ending> {
-        let routed = if self.principal.may(Permission::Control) {
-            self.relay.hub().command(event.clone())
-        } else {
-            Err(Unrouted::Unauthorized)
+        let routed = loop {
+            if !self.principal.may(Permission::Control) {
+                break Err(Unrouted::Unauthorized);
+            }
+            match self.relay.hub().command(&event).await {
+                Ok(()) => break Ok(()),
+                Err(Refused::Unrouted(unrouted)) => break Err(unrouted),
+                Err(Refused::NotKept(NotKept::Now { .. })) => self.relay.hub().room().await,
+                Err(Refused::NotKept(error @ NotKept::TooLarge { .. })) => {
+                    let (code, detail) = ("payload-too-large", error.to_string());
+                    let (detail, cause) = (Some(detail.as_str()), Some(event.id()));
+                    return self.refuse(Plain::Error { id: None, code, detail, cause, versions: None }).await;
+                }
+            }
         };
         let Err(refused) = routed else { return Ok(()) };
         tracing::info!(
@@ -172,7 +220,7 @@ impl<'c> Listener<'c> {
 
     async fn frame(&mut self, frame: Frame) -> Result<(), Ending> {
         // In order with what was sent before it: a subscription begins after it, a pong says that it is in.
-        self.take_in();
+        self.take_in().await?;
         match frame {
             Frame::Subscribe { id, text } => self.subscribe(id, &text).await,
             Frame::Unsubscribe { id } => self.unsubscribe(id).await,

@@ -1,0 +1,195 @@
+//! The sinks: `CE_SINK` for one, `CE_SINKS` and each one's own variables for several.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::table::{VARIABLES, Variable};
+use super::value::{Field, Millis, Setting as _, SinkNames, Size};
+use super::{Complaints, nonzero};
+use crate::aep::{Capture, Filter};
+use crate::export::sink::http::Times;
+use crate::export::{Mode, RetryPolicy, SinkConfig, SinkName, Target};
+
+/// What can be set of each sink, for all of them as `CE_…` and for one as `CE_SINK_<NAME>_…`.
+#[derive(Debug, Deserialize, Default)]
+#[serde(default)]
+pub(super) struct RawSink {
+    pub(super) url: Field<Target>,
+    pub(super) filter: Field<Filter>,
+    pub(super) capture: Field<Capture>,
+    pub(super) mode: Field<Mode>,
+    pub(super) batch_max: Field<NonZeroUsize>,
+    pub(super) batch_ms: Field<Millis>,
+    pub(super) timeout: Field<Duration>,
+    pub(super) connection_max_age: Field<Duration>,
+    pub(super) retry_initial: Field<Duration>,
+    pub(super) retry_max: Field<Duration>,
+    pub(super) concurrency: Field<NonZeroUsize>,
+    pub(super) max_pending: Field<NonZeroUsize>,
+    pub(super) max_pending_bytes: Field<Size>,
+    pub(super) dead_letter_bytes: Field<Size>,
+    pub(super) dead_letter_sink: Field<Target>,
+}
+
+/// The same, read.
+#[derive(Debug, Clone)]
+struct Values {
+    mode: Mode,
+    batch: NonZeroUsize,
+    linger: Duration,
+    times: Times,
+    retry: RetryPolicy,
+    concurrency: NonZeroUsize,
+    max_pending: NonZeroUsize,
+    max_pending_bytes: NonZeroUsize,
+    max_dead_letters: u64,
+    dead_letter_sink: Option<Target>,
+}
+
+impl Default for Values {
+    fn default() -> Self {
+        Self {
+            mode: Mode::Structured,
+            batch: nonzero(100),
+            linger: Duration::from_millis(50),
+            times: Times::default(),
+            retry: RetryPolicy::default(),
+            concurrency: nonzero(16),
+            max_pending: nonzero(1000),
+            max_pending_bytes: nonzero(16 << 20),
+            max_dead_letters: 64 << 20,
+            dead_letter_sink: None,
+        }
+    }
+}
+
+impl Values {
+    /// What is set under `prefix`, and this where nothing is.
+    fn with(&self, read: &mut Complaints, prefix: &str, raw: RawSink) -> Self {
+        let name = |suffix: &str| format!("{prefix}{suffix}");
+        Self {
+            mode: read.or(&name("MODE"), raw.mode, self.mode),
+            batch: read.or(&name("BATCH_MAX"), raw.batch_max, self.batch),
+            linger: read.or(&name("BATCH_MS"), raw.batch_ms, Millis(self.linger)).0,
+            times: Times {
+                attempt: read.or(&name("TIMEOUT"), raw.timeout, self.times.attempt),
+                connection: read.or(
+                    &name("CONNECTION_MAX_AGE"),
+                    raw.connection_max_age,
+                    self.times.connection,
+                ),
+            },
+            retry: RetryPolicy {
+                initial: read.or(&name("RETRY_INITIAL"), raw.retry_initial, self.retry.initial),
+                max: read.or(&name("RETRY_MAX"), raw.retry_max, self.retry.max),
+            },
+            concurrency: read.or(&name("CONCURRENCY"), raw.concurrency, self.concurrency),
+            max_pending: read.or(&name("MAX_PENDING"), raw.max_pending, self.max_pending),
+            max_pending_bytes: nonzero(read.size(
+                &name("MAX_PENDING_BYTES"),
+                raw.max_pending_bytes,
+                self.max_pending_bytes.get(),
+            )),
+            max_dead_letters: read
+                .take(&name("DEAD_LETTER_BYTES"), raw.dead_letter_bytes)
+                .and_then(|Size(bytes)| u64::try_from(bytes).ok())
+                .unwrap_or(self.max_dead_letters),
+            dead_letter_sink: read
+                .take(&name("DEAD_LETTER_SINK"), raw.dead_letter_sink)
+                .or_else(|| self.dead_letter_sink.clone()),
+        }
+    }
+
+    fn sink(self, name: SinkName, target: Target, filter: Filter, ceiling: Option<Capture>) -> SinkConfig {
+        let Self { mode, batch, linger, times, retry, concurrency, max_pending, max_pending_bytes, .. } =
+            self;
+        SinkConfig {
+            mode,
+            batch,
+            linger,
+            times,
+            retry,
+            concurrency,
+            max_pending,
+            max_pending_bytes,
+            filter,
+            ceiling,
+            max_dead_letters: self.max_dead_letters,
+            dead_letter_sink: self.dead_letter_sink,
+            ..SinkConfig::new(name, target)
+        }
+    }
+}
+
+/// What the variables that name sinks say.
+pub(super) struct Named {
+    pub(super) sink: Field<Target>,
+    pub(super) sinks: Field<SinkNames>,
+    /// What holds for every sink that doesn't say otherwise.
+    pub(super) common: RawSink,
+}
+
+/// Reads the sinks. `set` holds the variables of each, `filter` and `ceiling` hold for all.
+pub(super) fn sinks(
+    read: &mut Complaints,
+    named: Named,
+    set: &BTreeMap<String, String>,
+    filter: &Filter,
+    ceiling: Option<Capture>,
+) -> Vec<SinkConfig> {
+    let common = Values::default().with(read, "CE_", named.common);
+    let one = read.take("CE_SINK", named.sink);
+    let Some(SinkNames(names)) = read.take("CE_SINKS", named.sinks) else {
+        let target = one.unwrap_or(Target::Stdout);
+        return vec![common.sink(SinkName::default(), target, filter.clone(), ceiling)];
+    };
+    if one.is_some() {
+        read.wrong.push("CE_SINK and CE_SINKS are both set: set one".to_owned());
+    }
+    let mut sinks = Vec::with_capacity(names.len());
+    for name in names {
+        let prefix = prefix(&name);
+        let own = set
+            .iter()
+            .filter_map(|(key, value)| Some((key.strip_prefix(&prefix)?.to_owned(), value.clone())));
+        let mut raw: RawSink = match envy::from_iter(own) {
+            Ok(raw) => raw,
+            Err(error) => {
+                read.wrong.push(error.to_string());
+                RawSink::default()
+            }
+        };
+        let target = read.take(&format!("{prefix}URL"), std::mem::take(&mut raw.url));
+        let own_filter =
+            read.or(&format!("{prefix}FILTER"), std::mem::take(&mut raw.filter), Filter::default());
+        let own_ceiling = read.take(&format!("{prefix}CAPTURE"), std::mem::take(&mut raw.capture));
+        let values = common.with(read, &prefix, raw);
+        match target {
+            Some(target) => {
+                let ceiling = ceiling.into_iter().chain(own_ceiling).min();
+                sinks.push(values.sink(name, target, own_filter.and(filter), ceiling));
+            }
+            None if set.contains_key(&format!("{prefix}URL")) => {}
+            None => read.wrong.push(format!("{prefix}URL is not set: CE_SINKS names {name}")),
+        }
+    }
+    sinks
+}
+
+/// What the names of a sink's own variables start with.
+fn prefix(name: &SinkName) -> String {
+    format!("CE_SINK_{}_", name.as_str().to_ascii_uppercase().replace('-', "_"))
+}
+
+/// The variable that `name` is for one of the sinks that `CE_SINKS=names` configures.
+pub(super) fn of_one(name: &str, names: &str) -> Option<&'static Variable> {
+    // What is wrong with the names is said when they are read.
+    let SinkNames(names) = SinkNames::read(names).ok()?;
+    names.iter().find_map(|sink| {
+        let suffix = name.strip_prefix(&prefix(sink))?;
+        VARIABLES.iter().find(|variable| variable.suffix() == Some(suffix))
+    })
+}

@@ -592,7 +592,8 @@ mod tests {
         for _ in 0..PATIENCE / 2 {
             let half = next(&mut lanes, now);
             let bytes: usize = half.delivery.events.iter().map(|event| event.as_bytes().len()).sum();
-            assert!(bytes <= size / 2 && half.delivery.events.len() == 2, "{bytes}");
+            let count = half.delivery.events.len();
+            assert!(bytes <= size / 2 && (1..=2).contains(&count), "{bytes} in {count}");
             lanes.grow();
             lanes.handled(&half.parcel, now);
         }

@@ -409,7 +409,7 @@ mod tests {
     }
 
     /// The names of the fields that serde asks the environment for.
-    fn fields() -> Vec<String> {
+    fn fields<T: for<'de> Deserialize<'de>>() -> Vec<String> {
         struct Names<'n>(&'n mut Vec<String>);
         impl<'de> serde::Deserializer<'de> for Names<'_> {
             type Error = serde::de::value::Error;
@@ -436,14 +436,17 @@ mod tests {
             }
         }
         let mut names = Vec::new();
-        Raw::deserialize(Names(&mut names)).unwrap();
+        T::deserialize(Names(&mut names)).unwrap();
         names
     }
 
     #[test]
     fn the_table_is_what_is_read() {
-        let table: Vec<_> = VARIABLES.iter().map(|variable| variable.name.to_owned()).collect();
-        assert_eq!(table, fields());
+        let names = VARIABLES.iter().map(|variable| variable.name.to_owned());
+        let table: Vec<_> = names.filter(|name| !name.contains('<')).collect();
+        assert_eq!(table, fields::<Raw>());
+        let of_one: Vec<_> = VARIABLES.iter().filter_map(Variable::suffix).map(str::to_owned).collect();
+        assert_eq!(of_one, fields::<RawSink>());
     }
 
     #[test]
@@ -451,11 +454,13 @@ mod tests {
         let by_default = format!("{:?}", read(&[]).unwrap());
         let stated: Vec<_> = VARIABLES
             .iter()
-            .filter(|variable| !variable.default.is_empty() && variable.name != "AEP_MAX_FROM")
+            .filter(|variable| !variable.default.is_empty() && !variable.name.contains('<'))
+            .filter(|variable| variable.name != "AEP_MAX_FROM")
             .map(|variable| (variable.name, variable.default))
             .collect();
         let mut settings = read(&stated).unwrap();
         assert_eq!(settings.export.ceiling.take(), Some(Capture::Full), "a ceiling of full is none");
+        settings.export.sinks[0].ceiling = None;
         assert_eq!(format!("{settings:?}"), by_default);
     }
 
@@ -526,6 +531,81 @@ mod tests {
             let wrong = read(&[(set, "x.pem")]).unwrap_err();
             assert_eq!(wrong, [format!("{set} is set and {missing} is not: set both or neither")]);
         }
+    }
+
+    #[test]
+    fn several_sinks_have_their_own_and_what_holds_for_all() {
+        let settings = read(&[
+            ("CE_SINKS", "bus, audit-log"),
+            ("CE_SINK_BUS_URL", "http://bus/"),
+            ("CE_SINK_BUS_FILTER", r#"{"agent":"a"}"#),
+            ("CE_SINK_BUS_MODE", "batch"),
+            ("CE_SINK_BUS_BATCH_MS", "5"),
+            ("CE_SINK_BUS_DEAD_LETTER_SINK", "http://graveyard/"),
+            ("CE_SINK_AUDIT_LOG_URL", "stdout"),
+            ("CE_SINK_AUDIT_LOG_CAPTURE", "full"),
+            ("CE_TIMEOUT", "3s"),
+            ("CE_SINK_AUDIT_LOG_TIMEOUT", "4s"),
+            ("AEP_FILTER", r#"{"severity":{"gte":"notice"}}"#),
+            ("AEP_CAPTURE", "metadata"),
+        ])
+        .unwrap();
+        assert_eq!(settings.unknown, []);
+        let [bus, audit] = &settings.export.sinks[..] else { panic!("two sinks") };
+        assert_eq!((bus.name.as_str(), audit.name.as_str()), ("bus", "audit-log"));
+        assert_eq!((bus.times.attempt.as_secs(), audit.times.attempt.as_secs()), (3, 4));
+        assert_eq!((bus.mode, audit.mode), (Mode::Batch, Mode::Structured));
+        assert_eq!((bus.linger.as_millis(), audit.linger.as_millis()), (5, 50));
+        assert_eq!((bus.ceiling, audit.ceiling), (Some(Capture::Metadata), Some(Capture::Metadata)));
+        assert!(bus.dead_letter_sink.is_some() && audit.dead_letter_sink.is_none());
+        let both = Filter::parse(r#"{"agent":"a"}"#).unwrap().and(&settings.export.filter);
+        assert_eq!(format!("{:?}", bus.filter), format!("{both:?}"));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_sink_is_told_by_its_own_variable() {
+        let wrong = read(&[
+            ("CE_SINK", "http://h/"),
+            ("CE_SINKS", "a,b"),
+            ("CE_SINK_A_URL", "hunter2"),
+            ("CE_SINK_A_FILTER", "{"),
+            ("CE_SINK_A_TIMEOUT", "soon"),
+        ])
+        .unwrap_err();
+        for start in [
+            "CE_SINK and CE_SINKS are",
+            "CE_SINK_A_URL must",
+            "CE_SINK_A_FILTER must",
+            "CE_SINK_A_TIMEOUT must",
+            "CE_SINK_B_URL is not set",
+        ] {
+            assert_eq!(wrong.iter().filter(|line| line.starts_with(start)).count(), 1, "{start}: {wrong:?}");
+        }
+        assert_eq!(wrong.len(), 5, "{wrong:?}");
+        for names in ["A", "a,a", ",", "a b"] {
+            assert!(
+                read(&[("CE_SINKS", names)]).unwrap_err()[0].starts_with("CE_SINKS must") || names == "a,a"
+            );
+        }
+        let unknown =
+            read(&[("CE_SINKS", "a"), ("CE_SINK_A_URL", "stdout"), ("CE_SINK_B_URL", "x")]).unwrap();
+        assert_eq!(unknown.unknown[0].0, "CE_SINK_B_URL");
+    }
+
+    #[test]
+    fn a_sinks_secrets_may_come_from_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("url");
+        std::fs::write(&path, "http://h/p\n").unwrap();
+        let settings = read(&[("CE_SINKS", "a"), ("CE_SINK_A_URL_FILE", path.to_str().unwrap())]).unwrap();
+        assert_eq!(settings.export.sinks[0].target.to_string(), "http://h/p");
+    }
+
+    #[test]
+    fn in_memory_the_spool_is_smaller() {
+        assert_eq!(read(&[("AEP_SPOOL_SYNC", "off")]).unwrap().export.spool_bytes, 64 << 20);
+        let set = [("AEP_SPOOL_SYNC", "off"), ("AEP_SPOOL_MAX_BYTES", "1MiB")];
+        assert_eq!(read(&set).unwrap().export.spool_bytes, 1 << 20);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::ExitCode;
 
+use aep_sidecar::cli::dead_letters::{self, DeadLettersArgs};
 use aep_sidecar::cli::export::{self, ExportArgs};
 use aep_sidecar::sidecar::{App, Settings, VARIABLES, shutdown, telemetry};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
@@ -27,6 +28,8 @@ struct Cli {
 enum Command {
     /// Export the events of a file
     Export(ExportArgs),
+    /// List, replay or drop what the sinks refused for good
+    DeadLetters(DeadLettersArgs),
 }
 
 fn main() -> ExitCode {
@@ -61,6 +64,7 @@ fn run(cli: Cli, settings: Settings) -> anyhow::Result<ExitCode> {
                 app.run(shutdown::signal()).await?;
                 Ok(ExitCode::SUCCESS)
             }
+            Some(Command::DeadLetters(args)) => Ok(dead_letters::run(&args, &settings).await?),
             Some(Command::Export(args)) => {
                 let stop = CancellationToken::new();
                 let export = export::run(&args, &settings, stop.clone());

@@ -5,12 +5,14 @@
 //! |---|---|
 //! | which variables are there? | [`settings`] |
 //! | what is started, and how is it wired? | [`app`] |
-//! | how does the export see the relay's events? | [`bridge`] |
+//! | how do the relay's events get into the export? | [`bridge`] |
+//! | is it alive, ready, and what does it count? | [`admin`] |
 //! | what stops, in which order? | [`shutdown`] |
 //! | where do logs go? | [`telemetry`] |
 //! | what takes effect without a restart? | [`watch`] |
 //! | which types did the operator add? | [`schemas`] |
 
+pub mod admin;
 pub mod app;
 pub mod bridge;
 pub mod schemas;

@@ -9,9 +9,10 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
+use super::admin::{Admin, Health, Stopping};
 use super::bridge::Bridge;
 use super::schemas::{self, SchemasError};
-use super::settings::{ExportSettings, Settings, TlsFiles};
+use super::settings::{AdminAddress, ExportSettings, Settings, TlsFiles};
 use super::shutdown::Shutdown;
 use super::watch::{Watch, WatchError};
 use crate::aep::json::JsonError;
@@ -32,6 +33,14 @@ pub enum AppError {
     /// The address can't be listened on.
     #[error("can't listen on {address}: {error}")]
     Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        error: io::Error,
+    },
+    /// The admin address can't be listened on.
+    #[error("AEP_ADMIN_ADDR: can't listen on {address}: {error}")]
+    Admin {
         /// The address.
         address: SocketAddr,
         /// Why.
@@ -83,6 +92,8 @@ pub struct App {
     certificate: Option<(Tls, Watch<2>)>,
     export: Export,
     sync: SpoolSync,
+    admin: Option<Admin>,
+    stopping: Stopping,
     shutdown: Shutdown,
     drain: Duration,
 }
@@ -109,9 +120,16 @@ impl App {
                 "AEP_SPOOL_SYNC is off: accepted events are held in memory, and what the sinks don't have is lost when the process ends"
             );
         }
-        let export = Export::open(&config, &registry, export::Metrics::default())?;
+        let (export_metrics, relay_metrics) = (export::Metrics::default(), relay::Metrics::default());
+        let mut counters = prometheus_client::registry::Registry::default();
+        export_metrics.register(&mut counters);
+        relay_metrics.register(counters.sub_registry_with_prefix("aep"));
+        let export = Export::open(&config, &registry, export_metrics)?;
+        let health = Health::new(export.intake().state(), counters);
+        let stopping = health.stopping();
+        let admin = listen_for_admins(settings.admin, health).await?;
         let bridge = Arc::new(Bridge::new(export.intake(), config.spool.max_bytes));
-        let hub = Hub::keeping(settings.limits, registry, relay::Metrics::default(), bridge);
+        let hub = Hub::keeping(settings.limits, registry, relay_metrics, bridge);
         refill(&hub, &export, settings.limits.buffer_bytes).await;
         let listener = TcpListener::bind(settings.listen)
             .await
@@ -123,7 +141,19 @@ impl App {
         }
         let relay = Relay::new(hub, settings.limits, access.clone(), shutdown.connections.clone());
         let drain = settings.drain;
-        Ok(Self { relay, listener, access, tokens, certificate, export, sync, shutdown, drain })
+        Ok(Self {
+            relay,
+            listener,
+            access,
+            tokens,
+            certificate,
+            export,
+            sync,
+            admin,
+            stopping,
+            shutdown,
+            drain,
+        })
     }
 
     /// Where the sidecar listens.
@@ -138,8 +168,38 @@ impl App {
     ///
     /// # Errors
     /// When the export can't go on, or the stop takes longer than it may.
-    pub async fn run(self, signal: impl Future<Output = io::Result<&'static str>>) -> Result<(), AppError> {
-        let Self { relay, listener, access, tokens, certificate, export, sync, shutdown, drain } = self;
+    pub async fn run(
+        mut self,
+        signal: impl Future<Output = io::Result<&'static str>>,
+    ) -> Result<(), AppError> {
+        let admin = self.admin.take();
+        let admin = async {
+            match admin {
+                Some(admin) => admin.serve().await,
+                None => std::future::pending().await,
+            }
+        };
+        // Probes are answered to the end of a stop.
+        tokio::select! {
+            ended = self.run_until(signal) => ended,
+            () = admin => Ok(()),
+        }
+    }
+
+    async fn run_until(self, signal: impl Future<Output = io::Result<&'static str>>) -> Result<(), AppError> {
+        let Self {
+            relay,
+            listener,
+            access,
+            tokens,
+            certificate,
+            export,
+            sync,
+            stopping,
+            shutdown,
+            drain,
+            ..
+        } = self;
         let hub = relay.hub().clone();
         if let Some(watch) = tokens {
             let list = move |[text]: &[Vec<u8>; 1]| list(&access, text).map_err(|error| error.to_string());
@@ -169,6 +229,7 @@ impl App {
             signal = signal => {
                 let signal = signal.map_err(AppError::Signals)?;
                 tracing::info!(signal, "stopping");
+                stopping.begun();
             }
         }
         let deadline = Instant::now() + drain;
@@ -212,6 +273,28 @@ impl App {
                 }
             }
             Err(_) => Err(AppError::Overdue(drain)),
+        }
+    }
+}
+
+/// Where the default is taken already, by another sidecar on the machine perhaps, there are no answers; where an
+/// address was asked for, that is an error.
+async fn listen_for_admins(address: AdminAddress, health: Health) -> Result<Option<Admin>, AppError> {
+    let (address, asked) = match address {
+        AdminAddress::Off => return Ok(None),
+        AdminAddress::Default(address) => (address, false),
+        AdminAddress::At(address) => (address, true),
+    };
+    let bound = Admin::bind(address, health).await.and_then(|admin| Ok((admin.address()?, admin)));
+    match bound {
+        Ok((address, admin)) => {
+            tracing::info!(%address, "admin listening");
+            Ok(Some(admin))
+        }
+        Err(error) if asked => Err(AppError::Admin { address, error }),
+        Err(error) => {
+            tracing::warn!(%address, %error, "no probes and metrics: set AEP_ADMIN_ADDR to a free address, or to off");
+            Ok(None)
         }
     }
 }

@@ -18,8 +18,8 @@ mod value;
 
 use sinks::{Named, RawSink};
 pub use table::{VARIABLES, Variable};
+pub use value::{AdminAddress, LogFormat, Setting};
 use value::{Field, Millis, RelayUrl, SinkNames, Size};
-pub use value::{LogFormat, Setting};
 
 use crate::aep::{Capture, Filter};
 use crate::export::{Mode, SinkConfig, SpoolSync, Target};
@@ -31,6 +31,8 @@ use crate::relay::{Limits, Token};
 pub struct Settings {
     /// Where to listen.
     pub listen: SocketAddr,
+    /// Where probes and scrapers are answered.
+    pub admin: AdminAddress,
     /// The token that permits everything.
     pub token: Option<Token>,
     /// Where the other tokens are listed.
@@ -97,6 +99,7 @@ pub struct SettingsError(pub Vec<String>);
 struct Raw {
     aep_host: Field<IpAddr>,
     aep_port: Field<u16>,
+    aep_admin_addr: Field<AdminAddress>,
     aep_token: Field<Token>,
     aep_tokens_file: Field<PathBuf>,
     aep_allow_unauthenticated: Field<bool>,
@@ -174,6 +177,7 @@ impl Settings {
         let mut read = Complaints { wrong };
         let host = read.or("AEP_HOST", raw.aep_host, IpAddr::V4(Ipv4Addr::LOCALHOST));
         let port = read.or("AEP_PORT", raw.aep_port, 8787);
+        let admin = read.take("AEP_ADMIN_ADDR", raw.aep_admin_addr).unwrap_or_default();
         let token = read.take("AEP_TOKEN", raw.aep_token);
         let tokens_file = read.take("AEP_TOKENS_FILE", raw.aep_tokens_file);
         let tls = read.both(
@@ -238,6 +242,7 @@ impl Settings {
         };
         let settings = Self {
             listen: SocketAddr::new(host, port),
+            admin,
             token,
             tokens_file,
             tls,
@@ -461,6 +466,8 @@ mod tests {
         let mut settings = read(&stated).unwrap();
         assert_eq!(settings.export.ceiling.take(), Some(Capture::Full), "a ceiling of full is none");
         settings.export.sinks[0].ceiling = None;
+        assert_eq!(settings.admin, AdminAddress::At("127.0.0.1:9464".parse().unwrap()), "asked for by name");
+        settings.admin = AdminAddress::default();
         assert_eq!(format!("{settings:?}"), by_default);
     }
 

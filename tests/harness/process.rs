@@ -133,6 +133,10 @@ impl Sidecar {
         if !variables.iter().any(|(name, _)| *name == "AEP_PORT") {
             variables.push(("AEP_PORT", "0"));
         }
+        // The default would go to whichever of the tests' sidecars starts first.
+        if !variables.iter().any(|(name, _)| *name == "AEP_ADMIN_ADDR") {
+            variables.push(("AEP_ADMIN_ADDR", "off"));
+        }
         let process = Process::start(command(directory, &variables));
         let line: serde_json::Value = serde_json::from_str(&process.logged("\"listening\"")).unwrap();
         let address = line["address"].as_str().unwrap().to_owned();

@@ -46,6 +46,12 @@ const fn secret(name: &'static str, form: &'static str, doc: &'static str) -> Va
 pub const VARIABLES: &[Variable] = &[
     variable("AEP_HOST", "IP address", "127.0.0.1", "Address to listen on."),
     variable("AEP_PORT", "port", "8787", "Port to listen on; 0 takes a free one."),
+    variable(
+        "AEP_ADMIN_ADDR",
+        "address or off",
+        "127.0.0.1:9464",
+        "Where /livez, /readyz and /metrics are answered, without a token. Where the default is taken, nowhere.",
+    ),
     secret(
         "AEP_TOKEN",
         "text",

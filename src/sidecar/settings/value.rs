@@ -1,6 +1,6 @@
 //! The forms of values.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -58,6 +58,24 @@ pub(super) struct SinkNames(pub(super) Vec<SinkName>);
 #[derive(Debug, Clone)]
 pub(super) struct RelayUrl(pub(super) reqwest::Url);
 
+/// Where probes and scrapers are answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdminAddress {
+    /// Nowhere.
+    Off,
+    /// There, if that is free.
+    Default(SocketAddr),
+    /// There, as was asked.
+    At(SocketAddr),
+}
+
+impl Default for AdminAddress {
+    /// Port 9464 on loopback.
+    fn default() -> Self {
+        Self::Default(SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9464))
+    }
+}
+
 /// The form of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
@@ -80,6 +98,21 @@ impl Setting for IpAddr {
         }
         let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
         bare.parse().map_err(|_| must("an IP address, for example 127.0.0.1 or ::", text))
+    }
+}
+
+impl Setting for AdminAddress {
+    fn read(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        let address = text.parse().ok().or_else(|| {
+            let port = text.strip_prefix("localhost:")?.parse().ok()?;
+            Some(SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), port))
+        });
+        address
+            .map(Self::At)
+            .ok_or_else(|| must("an IP address with a port, for example 127.0.0.1:9464, or off", text))
     }
 }
 

@@ -17,10 +17,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Five rooms on four floors; an import only ever points down:
+//! Six rooms on four floors; an import only ever points down:
 //!
 //! ```text
-//! main → sidecar, cli → relay | export → aep
+//! main → sidecar, cli → relay | export | client → aep
 //! ```
 //!
 //! | room | what it is |
@@ -28,11 +28,13 @@
 //! | [`aep`] | the protocol, pure |
 //! | [`relay`] | ingest, fan-out, replay, auth; knows no sink |
 //! | [`export`] | feed, dedupe, lanes, sink; knows no relay |
+//! | [`client`] | the consumer's side over the wire: a subscription to any relay |
 //! | [`sidecar`] | settings, wiring, start, stop |
 //! | [`cli`] | the other commands |
 
 pub mod aep;
 pub mod cli;
+pub mod client;
 pub mod export;
 pub mod relay;
 pub mod sidecar;

@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 
 /// What each room may name. `main` is the binary and the library's root.
 const ALLOWED: &[(&str, &[&str])] = &[
-    ("main", &["cli", "sidecar", "relay", "export", "aep"]),
-    ("cli", &["sidecar", "relay", "export", "aep"]),
-    ("sidecar", &["relay", "export", "aep"]),
+    ("main", &["cli", "sidecar", "relay", "export", "client", "aep"]),
+    ("cli", &["sidecar", "relay", "export", "client", "aep"]),
+    ("sidecar", &["relay", "export", "client", "aep"]),
     ("relay", &["aep"]),
     ("export", &["aep"]),
+    ("client", &["aep"]),
     ("aep", &[]),
 ];
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use aep_sidecar::cli::dead_letters::{self, DeadLettersArgs};
 use aep_sidecar::cli::export::{self, ExportArgs};
-use aep_sidecar::sidecar::{App, Settings, VARIABLES, shutdown, telemetry};
+use aep_sidecar::sidecar::{App, RemoteApp, Settings, VARIABLES, shutdown, telemetry};
 use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use tokio_util::sync::CancellationToken;
 
@@ -59,6 +59,10 @@ fn run(cli: Cli, settings: Settings) -> anyhow::Result<ExitCode> {
     let code = runtime.block_on(async {
         match cli.command {
             None => {
+                if let Some(relay) = settings.remote.clone() {
+                    RemoteApp::start(settings, &relay).await?.run(shutdown::signal()).await?;
+                    return Ok(ExitCode::SUCCESS);
+                }
                 let app = App::start(settings).await?;
                 tracing::info!(address = %app.address()?, "listening");
                 app.run(shutdown::signal()).await?;

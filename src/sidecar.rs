@@ -6,6 +6,7 @@
 //! | which variables are there? | [`settings`] |
 //! | what is started, and how is it wired? | [`app`] |
 //! | how do the relay's events get into the export? | [`bridge`] |
+//! | how do another relay's get there? | [`remote`] |
 //! | is it alive, ready, and what does it count? | [`admin`] |
 //! | what stops, in which order? | [`shutdown`] |
 //! | where do logs go? | [`telemetry`] |
@@ -15,6 +16,7 @@
 pub mod admin;
 pub mod app;
 pub mod bridge;
+pub mod remote;
 pub mod schemas;
 pub mod settings;
 pub mod shutdown;
@@ -22,4 +24,5 @@ pub mod telemetry;
 pub mod watch;
 
 pub use app::{App, AppError};
+pub use remote::RemoteApp;
 pub use settings::{Settings, SettingsError, VARIABLES, Variable};

@@ -21,7 +21,7 @@ use aep_sidecar::aep::{Event, Position, Registry};
 use aep_sidecar::export::feed::file::FileFeed;
 use aep_sidecar::export::sink::StdoutSink;
 use aep_sidecar::export::{
-    AnySink, Export, ExportConfig, ExportError, Feed, FeedError, Metrics, Mode, Reason, RetryPolicy,
+    AnySink, Ends, Export, ExportConfig, ExportError, Feed, FeedError, Metrics, Mode, Reason, RetryPolicy,
     SinkConfig, SinkState, SpoolConfig, Summary, Target, retry,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -226,7 +226,7 @@ fn open_with(config: &ExportConfig, sink: AnySink) -> Export {
 async fn export(config: &ExportConfig, events: Vec<Event>) -> (Summary, Metrics) {
     let metrics = Metrics::default();
     let export = open(config, &metrics).unwrap();
-    let summary = export.run_feed(Batches::of(events), CancellationToken::new()).await.unwrap();
+    let summary = export.run_feed(Batches::of(events), Ends::default()).await.unwrap();
     (summary, metrics)
 }
 
@@ -417,7 +417,7 @@ async fn a_sink_that_was_down_gets_everything_in_order() {
     let (_, status) = export.statuses().remove(0);
     let sessions = ["a", "b", "c"].map(|session| events(session, 20)).concat();
     let mut running = JoinSet::new();
-    running.spawn(export.run_feed(Batches::of(sessions), CancellationToken::new()));
+    running.spawn(export.run_feed(Batches::of(sessions), Ends::default()));
     eventually(|| metrics.retries(SINK, Reason::Refused) >= 5).await;
     assert_eq!(status.current(), SinkState::Paused(Reason::Refused));
     let receiver = Receiver::at(TcpListener::bind(address).await.unwrap(), |_, _| Answer::Status(200));
@@ -446,7 +446,7 @@ async fn a_poisoned_session_holds_up_no_other() {
     let mut feed = events("poison", 3);
     feed.extend(events("well", 50));
     let export = open(&config(receiver.target()), &Metrics::default()).unwrap();
-    let summary = export.run_feed(Batches::open(feed), stop).await.unwrap();
+    let summary = export.run_feed(Batches::open(feed), Ends::giving_up_at(stop)).await.unwrap();
     assert_eq!(summary, Summary { delivered: 50, unhandled: 3, ..Summary::default() });
     assert!(!receiver.ids().contains(&"poison-1".to_owned()), "order is kept");
 }
@@ -465,7 +465,7 @@ async fn run_until(dir: &Path, feed: Vec<Event>, last: &'static str) -> (Summary
     .await;
     let config = ExportConfig { drain: Duration::from_millis(10), ..at(dir, config(receiver.target())) };
     let export = open(&config, &Metrics::default()).unwrap();
-    let summary = export.run_feed(Batches::open(feed), stop).await.unwrap();
+    let summary = export.run_feed(Batches::open(feed), Ends::giving_up_at(stop)).await.unwrap();
     (summary, receiver.ids())
 }
 
@@ -499,7 +499,7 @@ async fn a_killed_export_redelivers_what_was_in_flight() {
         Receiver::new(|_, r| if r.id() == "s-2" { Answer::Never } else { Answer::Status(200) }).await;
     let running = open(&at(dir.path(), config(receiver.target())), &Metrics::default()).unwrap();
     tokio::select! {
-        _ = running.run_feed(Batches::of(events("s", 3)), CancellationToken::new()) => unreachable!("s-2 hangs"),
+        _ = running.run_feed(Batches::of(events("s", 3)), Ends::default()) => unreachable!("s-2 hangs"),
         () = eventually(|| receiver.ids().len() == 3) => {}
     }
     // A write may be under way still; its file lock ends with it.
@@ -511,7 +511,7 @@ async fn a_killed_export_redelivers_what_was_in_flight() {
         reopened = open(&state, &Metrics::default());
     }
     // Nothing is fed again: what was kept is delivered.
-    let run = reopened.unwrap().run_feed(Batches::of(Vec::new()), CancellationToken::new());
+    let run = reopened.unwrap().run_feed(Batches::of(Vec::new()), Ends::default());
     let summary = run.await.unwrap();
     assert!((1..=3).contains(&summary.delivered), "{summary:?}");
     assert_eq!(receiver.ids().last().unwrap(), "s-2");
@@ -532,7 +532,8 @@ async fn stopping_with_the_sink_down_is_quick_and_makes_no_dead_letter() {
         eventually(|| metrics.retries(SINK, Reason::Refused) >= 1).await;
         stop.cancel();
     };
-    let (summary, ()) = tokio::join!(export.run_feed(Batches::of(events("s", 5)), stop.clone()), stopper);
+    let (summary, ()) =
+        tokio::join!(export.run_feed(Batches::of(events("s", 5)), Ends::giving_up_at(stop.clone())), stopper);
     assert_eq!(summary.unwrap(), Summary { unhandled: 5, ..Summary::default() });
 }
 
@@ -546,7 +547,7 @@ async fn stopping_delivers_what_is_pending_while_the_sink_works() {
     })
     .await;
     let export = open(&config(receiver.target()), &Metrics::default()).unwrap();
-    let summary = export.run_feed(Batches::open(events("s", 20)), stop).await.unwrap();
+    let summary = export.run_feed(Batches::open(events("s", 20)), Ends::giving_up_at(stop)).await.unwrap();
     assert_eq!(summary, delivered(20));
 }
 
@@ -569,7 +570,8 @@ async fn speaking_tls_to_a_plain_server_is_a_tls_failure() {
         eventually(|| metrics.retries(SINK, Reason::Tls) >= 2).await;
         stop.cancel();
     };
-    let (summary, ()) = tokio::join!(export.run_feed(Batches::of(events("s", 2)), stop.clone()), stopper);
+    let (summary, ()) =
+        tokio::join!(export.run_feed(Batches::of(events("s", 2)), Ends::giving_up_at(stop.clone())), stopper);
     assert_eq!(summary.unwrap(), Summary { unhandled: 2, ..Summary::default() });
 }
 
@@ -616,7 +618,7 @@ async fn a_duplicate_is_delivered_once_pending_or_not() {
     let metrics = Metrics::default();
     let export = open(&config(receiver.target()), &metrics).unwrap();
     let feed = Batches { batches: [twice.clone(), twice].into(), then_silent: false };
-    let summary = export.run_feed(feed, CancellationToken::new()).await.unwrap();
+    let summary = export.run_feed(feed, Ends::default()).await.unwrap();
     assert_eq!(summary, Summary { delivered: 3, duplicates: 9, ..Summary::default() });
     assert_eq!(metrics.spool.duplicates.get(), 9);
 }
@@ -646,7 +648,7 @@ async fn a_full_pipeline_stops_reading_the_feed() {
     let export = open(&config, &metrics).unwrap();
     // An event takes more than 150 bytes.
     let feed = Watched { next: 0, bound: 35, metrics: metrics.clone() };
-    let summary = export.run_feed(feed, CancellationToken::new()).await.unwrap();
+    let summary = export.run_feed(feed, Ends::default()).await.unwrap();
     assert_eq!(summary, delivered(100));
     let sink = metrics.sink(SINK);
     assert_eq!((sink.pending_events.get(), sink.pending_bytes.get()), (0, 0));
@@ -662,7 +664,7 @@ async fn a_file_goes_to_standard_output_in_its_own_order() {
     let progress = feed.progress();
     let (mut reader, writer) = tokio::io::duplex(1 << 20);
     let export = open_with(&config(Target::Stdout), AnySink::Stdout(StdoutSink::new(writer)));
-    assert_eq!(export.run_feed(feed, CancellationToken::new()).await.unwrap(), delivered(50));
+    assert_eq!(export.run_feed(feed, Ends::default()).await.unwrap(), delivered(50));
     let mut lines = String::new();
     reader.read_to_string(&mut lines).await.unwrap();
     let expected: Vec<_> = (0..50).map(|seq| format!("{}-{seq}", seq % 3)).collect();
@@ -677,7 +679,7 @@ async fn a_closed_standard_output_ends_the_export() {
     let (reader, writer) = tokio::io::duplex(64);
     drop(reader);
     let export = open_with(&config(Target::Stdout), AnySink::Stdout(StdoutSink::new(writer)));
-    let error = export.run_feed(Batches::open(events("s", 2)), CancellationToken::new()).await.unwrap_err();
+    let error = export.run_feed(Batches::open(events("s", 2)), Ends::default()).await.unwrap_err();
     let ExportError::Closed { reason: Reason::BrokenPipe, summary } = error else { unreachable!("{error}") };
     assert_eq!(summary, Summary { unhandled: 2, ..Summary::default() });
 }

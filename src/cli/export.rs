@@ -13,7 +13,7 @@ use tokio::io::{AsyncBufRead, BufReader};
 use tokio_util::sync::CancellationToken;
 
 use crate::export::feed::file::{BadLine, FileFeed, Progress};
-use crate::export::{self, Export, ExportConfig, ExportError, SpoolConfig, SpoolSync, Summary};
+use crate::export::{self, Ends, Export, ExportConfig, ExportError, SpoolConfig, SpoolSync, Summary};
 use crate::sidecar::schemas::{self, SchemasError};
 use crate::sidecar::{Settings, app};
 
@@ -94,7 +94,7 @@ async fn export(
     let config = ExportConfig { state_dir: None, spool, ..config };
     let export = Export::open(&config, &registry, export::Metrics::default())?;
     let summary = {
-        let run = export.run_feed(feed, stop.clone());
+        let run = export.run_feed(feed, Ends::giving_up_at(stop.clone()));
         let mut run = std::pin::pin!(run);
         let mut tick = tokio::time::interval(std::time::Duration::from_millis(100));
         loop {

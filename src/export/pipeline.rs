@@ -102,6 +102,14 @@ pub struct Export {
     metrics: Metrics,
 }
 
+impl Ends {
+    /// Gives up when `give_up` is cancelled.
+    #[must_use]
+    pub fn giving_up_at(give_up: CancellationToken) -> Self {
+        Self { finish: CancellationToken::new(), give_up }
+    }
+}
+
 impl Export {
     /// Takes the state directory, opens the spool, reads the cursors and builds the sinks. Blocks on the file system.
     ///
@@ -231,25 +239,21 @@ impl Export {
         }
     }
 
-    /// Keeps the feed's events and delivers them until the feed ends and all are handled, or `shutdown` is
-    /// cancelled, after which nothing is pulled and [`Export::run`] gives up.
+    /// Keeps the feed's events and delivers them until the feed ends and all are handled. When `ends.finish` is
+    /// cancelled, nothing more is pulled; for the rest as [`Export::run`].
     ///
     /// # Errors
     /// When the feed fails, after its events were handled, and when a sink is closed for good.
     ///
     /// # Cancel safety
     /// As [`Export::run`].
-    pub async fn run_feed(
-        self,
-        mut feed: impl Feed,
-        shutdown: CancellationToken,
-    ) -> Result<Summary, ExportError> {
-        let (intake, finish) = (self.intake(), CancellationToken::new());
-        let ends = Ends { finish: finish.clone(), give_up: shutdown.child_token() };
-        let give_up = ends.give_up.clone();
+    pub async fn run_feed(self, mut feed: impl Feed, ends: Ends) -> Result<Summary, ExportError> {
+        let intake = self.intake();
+        let Ends { finish, give_up } = ends.clone();
         let pump = async move {
             let pumped = tokio::select! {
                 pumped = pump(&mut feed, &intake) => pumped,
+                () = finish.cancelled() => Ok(()),
                 () = give_up.cancelled() => Ok(()),
             };
             finish.cancel();

@@ -11,18 +11,19 @@ use tokio::time::Instant;
 
 use super::admin::{Admin, Health, Stopping};
 use super::bridge::Bridge;
+use super::remote::RemoteError;
 use super::schemas::{self, SchemasError};
 use super::settings::{AdminAddress, ExportSettings, Settings, TlsFiles};
 use super::shutdown::Shutdown;
 use super::watch::{Watch, WatchError};
 use crate::aep::json::JsonError;
-use crate::export::{self, Ends, Export, ExportConfig, ExportError, SpoolConfig, SpoolSync};
+use crate::export::{self, Ends, Export, ExportConfig, ExportError, SpoolConfig, SpoolSync, Summary};
 use crate::relay::auth::{Replaced, TokensError};
 use crate::relay::http::{Relay, Tls, TlsError, serve};
 use crate::relay::{self, Access, Hub, Tokens};
 
 /// What is left of the time for a stop when deliveries are no longer started.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// What part of the time for a stop requests in flight have, before the readers are sent home without them.
 const SETTLING: u32 = 4;
@@ -69,6 +70,9 @@ pub enum AppError {
     /// The export can't start, or had to end.
     #[error("export: {0}")]
     Export(#[from] ExportError),
+    /// The other relay can't be subscribed to.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
     /// Signals can't be listened to.
     #[error("can't listen for signals: {0}")]
     Signals(io::Error),
@@ -115,11 +119,7 @@ impl App {
         let shutdown = Shutdown::default();
         let config = config(&settings.export, settings.drain);
         let sync = config.spool.sync;
-        if sync == SpoolSync::Off {
-            tracing::warn!(
-                "AEP_SPOOL_SYNC is off: accepted events are held in memory, and what the sinks don't have is lost when the process ends"
-            );
-        }
+        warn_of_memory(sync);
         let (export_metrics, relay_metrics) = (export::Metrics::default(), relay::Metrics::default());
         let mut counters = prometheus_client::registry::Registry::default();
         export_metrics.register(&mut counters);
@@ -172,13 +172,7 @@ impl App {
         mut self,
         signal: impl Future<Output = io::Result<&'static str>>,
     ) -> Result<(), AppError> {
-        let admin = self.admin.take();
-        let admin = async {
-            match admin {
-                Some(admin) => admin.serve().await,
-                None => std::future::pending().await,
-            }
-        };
+        let admin = serve_admins(self.admin.take());
         // Probes are answered to the end of a stop.
         tokio::select! {
             ended = self.run_until(signal) => ended,
@@ -261,25 +255,44 @@ impl App {
             }
         };
         match ended {
-            Ok(ended) => {
-                let summary = ended?;
-                tracing::info!(delivered = summary.delivered, undelivered = summary.unhandled, "stopped");
-                match summary.unhandled {
-                    undelivered if undelivered > 0 && sync == SpoolSync::Off => {
-                        Err(AppError::Undelivered(undelivered))
-                    }
-                    // The rest is in the spool, and goes out after the next start.
-                    _ => Ok(()),
-                }
-            }
+            Ok(ended) => stopped(ended?, sync),
             Err(_) => Err(AppError::Overdue(drain)),
         }
     }
 }
 
+/// Says what a stop came to.
+pub(super) fn stopped(summary: Summary, sync: SpoolSync) -> Result<(), AppError> {
+    tracing::info!(delivered = summary.delivered, undelivered = summary.unhandled, "stopped");
+    if summary.unhandled > 0 && sync == SpoolSync::Off {
+        return Err(AppError::Undelivered(summary.unhandled));
+    }
+    // The rest is in the spool, and goes out after the next start.
+    Ok(())
+}
+
+pub(super) fn warn_of_memory(sync: SpoolSync) {
+    if sync == SpoolSync::Off {
+        tracing::warn!(
+            "AEP_SPOOL_SYNC is off: accepted events are held in memory, and what the sinks don't have is lost when the process ends"
+        );
+    }
+}
+
+/// Answers probes and scrapers, where there is a listener for them, until dropped.
+pub(super) async fn serve_admins(admin: Option<Admin>) {
+    match admin {
+        Some(admin) => admin.serve().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Where the default is taken already, by another sidecar on the machine perhaps, there are no answers; where an
 /// address was asked for, that is an error.
-async fn listen_for_admins(address: AdminAddress, health: Health) -> Result<Option<Admin>, AppError> {
+pub(super) async fn listen_for_admins(
+    address: AdminAddress,
+    health: Health,
+) -> Result<Option<Admin>, AppError> {
     let (address, asked) = match address {
         AdminAddress::Off => return Ok(None),
         AdminAddress::Default(address) => (address, false),

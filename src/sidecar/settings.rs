@@ -22,6 +22,7 @@ pub use value::{AdminAddress, LogFormat, Setting};
 use value::{Field, Millis, RelayUrl, SinkNames, Size};
 
 use crate::aep::{Capture, Filter};
+use crate::client::{FilterText, Secret, SubscribeConfig};
 use crate::export::{Mode, SinkConfig, SpoolSync, Target};
 use crate::relay::limits::Times;
 use crate::relay::{Limits, Token};
@@ -46,7 +47,7 @@ pub struct Settings {
     /// What is exported, and how.
     pub export: ExportSettings,
     /// The relay that is exported from instead of the embedded one.
-    pub remote: Option<reqwest::Url>,
+    pub remote: Option<SubscribeConfig>,
     /// How long a stop may take.
     pub drain: Duration,
     /// What is logged.
@@ -119,6 +120,7 @@ struct Raw {
     aep_filter: Field<Filter>,
     aep_capture: Field<Capture>,
     aep_relay: Field<RelayUrl>,
+    aep_relay_ca: Field<PathBuf>,
     aep_dedupe: Field<NonZeroUsize>,
     aep_state_dir: Field<PathBuf>,
     aep_spool_sync: Field<SpoolSync>,
@@ -240,6 +242,7 @@ impl Settings {
             filter,
             ceiling,
         };
+        let remote = remote(&mut read, raw.aep_relay, raw.aep_relay_ca, &set, &export, limits.max_body);
         let settings = Self {
             listen: SocketAddr::new(host, port),
             admin,
@@ -249,13 +252,15 @@ impl Settings {
             limits,
             schemas: read.take("AEP_SCHEMAS", raw.aep_schemas),
             export,
-            remote: read.take("AEP_RELAY", raw.aep_relay).map(|RelayUrl(url)| url),
+            remote,
             drain: read.or("AEP_DRAIN", raw.aep_drain, Duration::from_secs(20)),
             log: read.or("AEP_LOG", raw.aep_log, "info".to_owned()),
             log_format: read.or("AEP_LOG_FORMAT", raw.aep_log_format, LogFormat::Auto),
             unknown,
         };
         let guarded = settings.token.is_some() || settings.tokens_file.is_some();
+        // Another relay's events are exported without listening.
+        let guarded = guarded || settings.remote.is_some();
         if !guarded && !settings.listen.ip().is_loopback() && !open && read.wrong.is_empty() {
             read.wrong.push(format!(
                 "AEP_HOST={} is reachable from other machines and AEP_TOKEN is not set: set AEP_TOKEN or AEP_TOKENS_FILE, or AEP_ALLOW_UNAUTHENTICATED=true if everyone may read and emit",
@@ -269,6 +274,41 @@ impl Settings {
         }
         if read.wrong.is_empty() { Ok(settings) } else { Err(SettingsError(read.wrong)) }
     }
+}
+
+/// What is asked of the relay that is exported from.
+fn remote(
+    read: &mut Complaints,
+    relay: Field<RelayUrl>,
+    ca: Field<PathBuf>,
+    set: &BTreeMap<String, String>,
+    export: &ExportSettings,
+    max_event: usize,
+) -> Option<SubscribeConfig> {
+    let relay = read.take("AEP_RELAY", relay);
+    let ca = read.take("AEP_RELAY_CA", ca).map(|path| std::fs::read(&path).map_err(|error| (path, error)));
+    let ca = match ca.transpose() {
+        Ok(ca) => ca,
+        Err((path, error)) => {
+            read.wrong.push(format!("AEP_RELAY_CA={}: {error}", path.display()));
+            None
+        }
+    };
+    let RelayUrl(url) = relay?;
+    // What is wrong with these two is said elsewhere.
+    let token = set.get("AEP_TOKEN").and_then(|text| Secret::new(text).ok());
+    let filter = set.get("AEP_FILTER").and_then(|text| FilterText::parse(text.trim()).ok());
+    // The highest of the sinks' ceilings, and none when one sink has none.
+    let ceilings: Option<Vec<Capture>> = export.sinks.iter().map(|sink| sink.ceiling).collect();
+    let ceiling = ceilings.and_then(|ceilings| ceilings.into_iter().max());
+    Some(SubscribeConfig {
+        token,
+        filter,
+        ceiling,
+        ca,
+        longest_event: max_event,
+        ..SubscribeConfig::new(url)
+    })
 }
 
 /// The variables that are ours, secrets read from their files, and those that look like ours but aren't.

@@ -119,10 +119,17 @@ pub const VARIABLES: &[Variable] = &[
         "full",
         "Capture ceiling: how much content an exported event may carry.",
     ),
-    secret(
+    variable(
         "AEP_RELAY",
         "URL",
+        "",
         "Export from this relay instead of the embedded one, which then isn't started: http(s)://host:port. AEP_TOKEN is what it is asked with.",
+    ),
+    variable(
+        "AEP_RELAY_CA",
+        "file",
+        "",
+        "Certificates as PEM that AEP_RELAY is trusted by, instead of the system's.",
     ),
     variable(
         "AEP_DEDUPE",

@@ -166,6 +166,11 @@ impl Lanes {
         self.waiting.clear();
     }
 
+    /// Whether nothing is in flight and nothing will go out by itself.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.in_flight == 0 && (self.ready.is_empty() || !self.breaker.is_flowing())
+    }
+
     /// Nothing more will come to go with: batches leave as they are.
     pub(crate) fn hurry(&mut self) {
         self.hurried = true;
@@ -355,9 +360,7 @@ impl Lanes {
                 let part = lane.queue.iter().take(*part).map(|held| held.event.as_bytes().len());
                 bytes = part.fold(bytes, usize::saturating_add);
             }
-            if !self.stopping {
-                self.make_ready(*id, now, Turn::First);
-            }
+            self.make_ready(*id, now, Turn::First);
         }
         if reason == Reason::TooLarge {
             (self.size.bytes, self.size.arrived) = (Some(bytes / 2), 0);

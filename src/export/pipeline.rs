@@ -89,6 +89,9 @@ pub enum ExportError {
 pub struct Ends {
     /// Cancelled once nothing more comes into the spool: the sinks deliver the rest.
     pub finish: CancellationToken,
+    /// Cancelled by then when what a sink doesn't take is to be left on disk, where the spool is: no attempt is
+    /// repeated, and a paused sink isn't waited for. It goes out after the next start.
+    pub leave: CancellationToken,
     /// Cancelled when the rest is to be left: nothing is begun any more.
     pub give_up: CancellationToken,
 }
@@ -106,7 +109,7 @@ impl Ends {
     /// Gives up when `give_up` is cancelled.
     #[must_use]
     pub fn giving_up_at(give_up: CancellationToken) -> Self {
-        Self { finish: CancellationToken::new(), give_up }
+        Self { give_up, ..Self::default() }
     }
 }
 
@@ -187,7 +190,7 @@ impl Export {
     }
 
     /// Delivers what is in the spool and what comes into it. Ends when `ends.finish` is cancelled and all is
-    /// handled, or soon after `ends.give_up` is: then nothing is begun or tried again; what can be delivered at the
+    /// handled or left on disk, or soon after `ends.give_up` is: then nothing is begun or tried again; what can be delivered at the
     /// first attempt still is, for at most the configured drain. Stopping makes no dead letter.
     ///
     /// # Errors
@@ -249,7 +252,7 @@ impl Export {
     /// As [`Export::run`].
     pub async fn run_feed(self, mut feed: impl Feed, ends: Ends) -> Result<Summary, ExportError> {
         let intake = self.intake();
-        let Ends { finish, give_up } = ends.clone();
+        let Ends { finish, give_up, .. } = ends.clone();
         let pump = async move {
             let pumped = tokio::select! {
                 pumped = pump(&mut feed, &intake) => pumped,

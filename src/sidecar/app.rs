@@ -209,7 +209,11 @@ impl App {
         });
         let accept = serve(relay.clone(), listener, tls, shutdown.connections.clone(), shutdown.ends.clone());
         let accept = shutdown.connections.spawn(accept);
-        let export = export.run(Ends { finish: shutdown.finish.clone(), give_up: shutdown.give_up.clone() });
+        let export = export.run(Ends {
+            finish: shutdown.finish.clone(),
+            leave: shutdown.finish.clone(),
+            give_up: shutdown.give_up.clone(),
+        });
         let mut export = std::pin::pin!(export);
         tokio::select! {
             ended = export.as_mut() => {

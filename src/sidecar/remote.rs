@@ -93,6 +93,7 @@ impl RemoteApp {
             }
         }
         stopping.begun();
+        ends.leave.cancel();
         ends.finish.cancel();
         let deadline = Instant::now() + drain;
         let last_words = deadline.checked_sub(app::LAST_WORDS).unwrap_or(deadline);

@@ -28,6 +28,8 @@ pub(super) struct Outlet {
     /// Whether all events share one lane.
     pub(super) one_lane: bool,
     pub(super) keeper: Keeper,
+    /// Whether what isn't delivered is there after a restart.
+    pub(super) lasting: bool,
     pub(super) outbox: Outbox,
     pub(super) reader: Reader,
     /// Keeps in the spool what the sink isn't done with.
@@ -114,6 +116,7 @@ impl Outlet {
             ceiling: config.ceiling.map(|ceiling| (ceiling, Arc::clone(registry))),
             lanes: Lanes::new(bounds, config.retry),
             one_lane,
+            lasting: disk.is_some(),
             keeper: Keeper::new(cursor, file, metrics.clone()),
             outbox: Outbox::new(desk),
             reader: spool.reader(start),

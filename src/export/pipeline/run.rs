@@ -38,6 +38,8 @@ pub(super) struct Run {
     summary: Summary,
     /// Nothing more comes into the spool.
     finishing: bool,
+    /// What the sink doesn't take now is left to the next start.
+    leaving: bool,
     /// When the drain is over, once it has begun.
     stopping: Option<Instant>,
     closed: Option<Reason>,
@@ -72,6 +74,7 @@ impl Run {
             in_flight: FuturesUnordered::new(),
             summary: Summary::default(),
             finishing: false,
+            leaving: false,
             stopping: None,
             closed: None,
         }
@@ -93,10 +96,7 @@ impl Run {
             let wake = self.wakes_at();
             tokio::select! {
                 () = ends.give_up.cancelled(), if self.stopping.is_none() => self.stop(),
-                () = ends.finish.cancelled(), if !self.finishing => {
-                    self.finishing = true;
-                    self.outlet.lanes.hurry();
-                }
+                () = ends.finish.cancelled(), if !self.finishing => self.finish(&ends),
                 Some(arrival) = self.in_flight.next() => self.settle(arrival),
                 batch = self.outlet.outbox.finished() => self.posted(batch),
                 () = self.outlet.keeper.finished() => {}
@@ -130,13 +130,26 @@ impl Run {
         match self.stopping {
             _ if self.closed.is_some() => true,
             Some(deadline) => idle || deadline <= now,
+            None if !self.finishing || !idle => false,
             None => {
-                self.finishing
-                    && idle
-                    && self.backlog.is_empty()
-                    && self.outlet.lanes.held().0 == 0
-                    && !self.outlet.reader.ready()
+                let lanes = &self.outlet.lanes;
+                let read = self.backlog.is_empty() && !self.outlet.reader.ready();
+                // What a restart finds again needn't be waited for.
+                let left =
+                    self.leaving && lanes.is_stuck() && (read || !lanes.has_room() || !lanes.is_flowing());
+                left || (read && lanes.held().0 == 0)
             }
+        }
+    }
+
+    /// Nothing more comes into the spool. What may be left on disk is tried once more at most.
+    fn finish(&mut self, ends: &Ends) {
+        self.finishing = true;
+        self.leaving = self.outlet.lasting && ends.leave.is_cancelled();
+        if self.leaving {
+            self.outlet.lanes.stop();
+        } else {
+            self.outlet.lanes.hurry();
         }
     }
 

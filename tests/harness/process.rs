@@ -11,6 +11,7 @@
     reason = "a helper of tests fails by panicking"
 )]
 
+use std::cell::RefCell;
 use std::io::{BufRead as _, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -26,6 +27,8 @@ pub struct Process {
     child: Child,
     stdout: Receiver<String>,
     stderr: Receiver<String>,
+    /// Every line of stderr that was taken from there.
+    told: RefCell<Vec<String>>,
 }
 
 impl Process {
@@ -34,7 +37,7 @@ impl Process {
         let mut child = command.spawn().unwrap();
         let stdout = follow(child.stdout.take().unwrap());
         let stderr = follow(child.stderr.take().unwrap());
-        Self { child, stdout, stderr }
+        Self { child, stdout, stderr, told: RefCell::default() }
     }
 
     /// The next line on stdout.
@@ -53,7 +56,8 @@ impl Process {
     pub fn logged(&self, text: &str) -> String {
         let mut before = Vec::new();
         loop {
-            match self.stderr.recv_timeout(PATIENCE) {
+            match self.stderr.recv_timeout(PATIENCE).inspect(|line| self.told.borrow_mut().push(line.clone()))
+            {
                 Ok(line) if line.contains(text) => return line,
                 Ok(line) => before.push(line),
                 Err(_) => panic!("{text:?} is never logged, but: {before:#?}"),
@@ -63,7 +67,21 @@ impl Process {
 
     /// What is on stderr by now.
     pub fn log(&self) -> Vec<String> {
-        self.stderr.try_iter().collect()
+        let lines: Vec<String> = self.stderr.try_iter().collect();
+        self.told.borrow_mut().extend(lines.iter().cloned());
+        lines
+    }
+
+    /// Everything on stderr up to now, what was waited for or asked for before included.
+    pub fn told(&self) -> Vec<String> {
+        self.log();
+        self.told.borrow().clone()
+    }
+
+    /// Everything on stderr up to its end. Once the process has ended.
+    pub fn told_in_all(&self) -> Vec<String> {
+        self.told.borrow_mut().extend(self.stderr.iter());
+        self.told.borrow().clone()
     }
 
     /// Ends it as a supervisor does.
@@ -145,6 +163,15 @@ impl Sidecar {
 
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
+    }
+
+    /// Where probes and counters are, of one that was started with `AEP_ADMIN_ADDR=127.0.0.1:0`.
+    pub fn admin(&self, path: &str) -> String {
+        let told = self.process.told();
+        let line = told.iter().find(|line| line.contains("\"admin listening\""));
+        let line = line.unwrap_or_else(|| panic!("no admin listener: {told:#?}"));
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        format!("http://{}{path}", line["address"].as_str().unwrap())
     }
 
     /// Posts lines as one batch; they must be taken.

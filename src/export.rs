@@ -65,5 +65,5 @@ pub use intake::Intake;
 pub use metrics::{Metrics, SinkMetrics};
 pub use pipeline::{Ends, Export, ExportError, Summary};
 pub use retry::RetryPolicy;
-pub use sink::{AnySink, Delivery, DeliveryError, Mode, Reason, Sink, Target, TargetError};
+pub use sink::{AnySink, Delivery, DeliveryError, Mode, Reason, Sink, SinkOptions, Target, TargetError};
 pub use spool::{Spool, SpoolConfig, SpoolState, SpoolSync};

@@ -387,7 +387,7 @@ async fn a_stale_connection_costs_no_retry() {
 async fn a_receiver_that_never_answers_is_timed_out() {
     let receiver = Receiver::new(|n, _| if n == 0 { Answer::Never } else { Answer::Status(200) }).await;
     let mut config = config(receiver.target());
-    config.sinks[0].times.attempt = Duration::from_millis(50);
+    config.sinks[0].options.times.attempt = Duration::from_millis(50);
     let (summary, metrics) = export(&config, events("s", 1)).await;
     assert_eq!(summary, delivered(1));
     assert!(metrics.retries(SINK, Reason::Timeout) >= 1);
@@ -702,8 +702,8 @@ fn batch(request: &Request) -> Vec<String> {
 
 fn batches(target: Target, batch: usize) -> ExportConfig {
     let mut config = config(target);
-    config.sinks[0].mode = Mode::Batch;
-    config.sinks[0].batch = NonZeroUsize::new(batch).unwrap();
+    config.sinks[0].options.mode = Mode::Batch;
+    config.sinks[0].batch = NonZeroUsize::new(batch);
     config.sinks[0].linger = Duration::from_secs(3600);
     config
 }
@@ -791,7 +791,7 @@ async fn an_old_connection_is_not_used_again() {
     for (age, connections) in [(Duration::from_secs(3600), 1), (Duration::ZERO, 3)] {
         let receiver = Receiver::new(|_, _| Answer::Status(200)).await;
         let mut config = config(receiver.target());
-        config.sinks[0].times.connection = age;
+        config.sinks[0].options.times.connection = age;
         let (summary, _) = export(&config, events("s", 3)).await;
         assert_eq!((summary, receiver.connections()), (delivered(3), connections));
     }

@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 
 use crate::aep::event::quoted;
 use crate::export::dead_letter::shelf::{Shelf, Shelved, Written};
-use crate::export::sink::http::BuildError;
+use crate::export::sink::BuildError;
 use crate::export::{AnySink, Delivery, DeliveryError, Sink as _, SinkConfig};
 use crate::sidecar::Settings;
 
@@ -220,7 +220,7 @@ impl Replayed {
 }
 
 fn build(config: &SinkConfig) -> Result<AnySink, DeadLettersError> {
-    AnySink::build(&config.target, config.mode, config.times)
+    AnySink::build(&config.target, &config.options)
         .map_err(|error| DeadLettersError::Sink { sink: config.name.to_string(), error })
 }
 

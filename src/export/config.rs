@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use super::dead_letter;
 use super::retry::RetryPolicy;
-use super::sink::http::Times;
-use super::sink::{Mode, Target};
+use super::sink::{SinkOptions, Target};
 use super::spool::{SpoolConfig, SpoolSync};
 use crate::aep::{Capture, Filter};
 
@@ -54,20 +53,18 @@ pub struct SinkConfig {
     pub name: SinkName,
     /// Where events go.
     pub target: Target,
-    /// How they are written.
-    pub mode: Mode,
+    /// What is set beside that.
+    pub options: SinkOptions,
     /// Which events it gets.
     pub filter: Filter,
     /// How much of their content; `None` for all of it.
     pub ceiling: Option<Capture>,
-    /// How long one attempt and a connection may last.
-    pub times: Times,
     /// How long to wait between attempts.
     pub retry: RetryPolicy,
     /// How many requests are in flight at once.
     pub concurrency: NonZeroUsize,
-    /// How many events go together at most, in a mode that can hold several.
-    pub batch: NonZeroUsize,
+    /// How many events go together at most, in a mode that can hold several; `None` for what suits the sink.
+    pub batch: Option<NonZeroUsize>,
     /// How long an event may wait for others to go with.
     pub linger: Duration,
     /// How many events are held between the spool and the sink; when full, the spool isn't read for it.
@@ -88,13 +85,12 @@ impl SinkConfig {
         Self {
             name,
             target,
-            mode: Mode::default(),
+            options: SinkOptions::default(),
             filter: Filter::default(),
             ceiling: None,
-            times: Times::default(),
             retry: RetryPolicy::default(),
             concurrency: bound(16),
-            batch: bound(1),
+            batch: None,
             linger: Duration::ZERO,
             max_pending: bound(1000),
             max_pending_bytes: bound(16 << 20),

@@ -21,7 +21,7 @@ use super::cursor;
 use super::feed::{Feed, FeedError};
 use super::intake::Intake;
 use super::metrics::Metrics;
-use super::sink::{AnySink, Reason, http};
+use super::sink::{AnySink, BuildError, Reason};
 use super::spool::{Reader, ResumePosition, Spool, SpoolError, SpoolSync, UnavailableReason};
 use super::state_dir::StateDir;
 use crate::aep::{Event, Filter, Registry};
@@ -60,13 +60,13 @@ pub enum ExportError {
         error: std::io::Error,
     },
     /// A sink can't be built.
-    #[error("sink {sink}")]
+    #[error("sink {sink}: {error}")]
     Sink {
         /// The sink.
         sink: SinkName,
         /// Why.
         #[source]
-        error: http::BuildError,
+        error: BuildError,
     },
     /// The feed failed. What it gave before was handled.
     #[error(transparent)]
@@ -126,7 +126,7 @@ impl Export {
     ) -> Result<Self, ExportError> {
         let mut sinks = Vec::with_capacity(config.sinks.len());
         for sink in &config.sinks {
-            let built = AnySink::build(&sink.target, sink.mode, sink.times);
+            let built = AnySink::build(&sink.target, &sink.options);
             sinks.push(built.map_err(|error| ExportError::Sink { sink: sink.name.clone(), error })?);
         }
         Self::open_with(config, sinks, registry, metrics)

@@ -20,7 +20,10 @@
 //! A response body is read up to 1 KiB, for a dead letter's `detail` only.
 
 pub mod http;
+pub mod options;
+mod secret;
 pub mod stdout;
+mod target;
 
 use std::fmt;
 use std::future::Future;
@@ -30,7 +33,10 @@ use crate::aep::Event;
 use crate::aep::cloudevents::MappingError;
 
 pub use self::http::HttpSink;
+pub use self::options::{Mode, SinkOptions, Times};
+pub use self::secret::Secret;
 pub use self::stdout::StdoutSink;
+pub use self::target::{Brokers, Target, TargetError};
 
 /// Events on their way to a sink, together: one, or a batch.
 #[derive(Debug, Clone)]
@@ -48,16 +54,6 @@ impl Delivery {
     pub fn of(event: Event) -> Self {
         Self { events: vec![event], attempt: 1 }
     }
-}
-
-/// How events are written to a sink that knows more than one way.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mode {
-    /// One CloudEvent, attributes and data in one JSON object.
-    #[default]
-    Structured,
-    /// A JSON array of such objects.
-    Batch,
 }
 
 /// A destination.
@@ -216,71 +212,6 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Where events go, as configured: `http://…`, `https://…`, or `stdout`.
-#[derive(Clone, PartialEq, Eq)]
-pub enum Target {
-    /// An HTTP endpoint, which may hold a user name and a password.
-    Http(reqwest::Url),
-    /// Standard output, one line an event.
-    Stdout,
-}
-
-/// Why a text names no sink. Never repeats the text, which may hold a password or a token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("must be an http:// or https:// URL, or stdout")]
-pub struct TargetError;
-
-impl Target {
-    /// Reads a sink's text. `stdout`, `stdout:` and `-` are standard output.
-    ///
-    /// # Errors
-    /// When it names no sink, without repeating it.
-    pub fn parse(text: &str) -> Result<Self, TargetError> {
-        let text = text.trim();
-        if matches!(text, "stdout" | "stdout:" | "stdout://" | "-") {
-            return Ok(Self::Stdout);
-        }
-        let url = reqwest::Url::parse(text).map_err(|_| TargetError)?;
-        match url.scheme() {
-            "http" | "https" if url.has_host() => Ok(Self::Http(url)),
-            "http" | "https" => Err(TargetError),
-            _ => Err(TargetError),
-        }
-    }
-
-    /// Whether it takes one event at a time, in the order of the feed.
-    #[must_use]
-    pub fn is_one_line_of_events(&self) -> bool {
-        matches!(self, Self::Stdout)
-    }
-}
-
-impl std::str::FromStr for Target {
-    type Err = TargetError;
-
-    fn from_str(text: &str) -> Result<Self, TargetError> {
-        Self::parse(text)
-    }
-}
-
-impl fmt::Display for Target {
-    /// Without user name, password, query and fragment.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Http(url) => {
-                write!(f, "{}{}", url.origin().ascii_serialization(), url.path())
-            }
-            Self::Stdout => f.write_str("stdout"),
-        }
-    }
-}
-
-impl fmt::Debug for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Target({self})")
-    }
-}
-
 /// One of the known sinks.
 #[derive(Debug)]
 pub enum AnySink {
@@ -290,15 +221,60 @@ pub enum AnySink {
     Stdout(StdoutSink),
 }
 
+/// Why a sink can't be built.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// The HTTP client can't be built, for want of trusted root certificates for instance.
+    #[error("the HTTP client can't be built")]
+    Http(#[source] reqwest::Error),
+    /// This binary was built without the sink.
+    #[error("this build has no {scheme} sink: build with --features {feature}")]
+    Feature {
+        /// The URL's scheme.
+        scheme: &'static str,
+        /// The feature.
+        feature: &'static str,
+    },
+    /// A part of the configuration can't be used.
+    #[error("{what} {must}")]
+    Setting {
+        /// Which part: what its variable's name ends in, or a part of the URL.
+        what: String,
+        /// What it must be.
+        must: String,
+    },
+    /// A file can't be read.
+    #[error("{path}: {error}", path = .path.display())]
+    File {
+        /// The file.
+        path: std::path::PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+}
+
+impl BuildError {
+    /// A part of the configuration can't be used.
+    pub(crate) fn setting(what: impl Into<String>, must: impl Into<String>) -> Self {
+        Self::Setting { what: what.into(), must: must.into() }
+    }
+}
+
 impl AnySink {
-    /// The sink of a target, written to in that mode.
+    /// The sink of a target. Connects to nothing yet.
     ///
     /// # Errors
-    /// When the HTTP client can't be built.
-    pub fn build(target: &Target, mode: Mode, times: http::Times) -> Result<Self, http::BuildError> {
+    /// When its options can't be used, or this build has no such sink.
+    pub fn build(target: &Target, options: &SinkOptions) -> Result<Self, BuildError> {
         match target {
-            Target::Http(url) => HttpSink::new(url.clone(), mode, times).map(Box::new).map(Self::Http),
+            Target::Http(url) => HttpSink::new(url.clone(), options).map(Box::new).map(Self::Http),
             Target::Stdout => Ok(Self::Stdout(StdoutSink::stdout())),
+            Target::Kafka(_) => Err(BuildError::Feature { scheme: "kafka", feature: "kafka" }),
+            Target::Nats(_) => Err(BuildError::Feature { scheme: "nats", feature: "nats" }),
+            Target::Mqtt(_) => Err(BuildError::Feature { scheme: "mqtt", feature: "mqtt" }),
+            Target::Amqp(_) => Err(BuildError::Feature { scheme: "amqp", feature: "amqp" }),
+            Target::Redis(_) => Err(BuildError::Feature { scheme: "redis", feature: "redis" }),
+            Target::File(_) => Err(BuildError::Feature { scheme: "file", feature: "file" }),
         }
     }
 }
@@ -329,28 +305,6 @@ pub(crate) fn sanitised(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_target_is_told_by_its_scheme() {
-        assert_eq!(Target::parse("stdout"), Ok(Target::Stdout));
-        assert_eq!(Target::parse(" - "), Ok(Target::Stdout));
-        assert!(matches!(Target::parse("https://h/p"), Ok(Target::Http(_))));
-        assert_eq!(Target::parse("kafka://h/t"), Err(TargetError));
-        assert_eq!(Target::parse("http://"), Err(TargetError));
-        assert_eq!(Target::parse(""), Err(TargetError));
-    }
-
-    #[test]
-    fn nothing_secret_is_ever_printed() {
-        let target = Target::parse("https://user:hunter2@h:8443/p?token=hunter2#hunter2").unwrap();
-        assert_eq!(target.to_string(), "https://h:8443/p");
-        assert_eq!(format!("{target:?}"), "Target(https://h:8443/p)");
-        for wrong in ["user:hunter2@h", "hunter2", "ftp://hunter2@h", "http://hunter2@h:port", "hunter2://h"]
-        {
-            let error = Target::parse(wrong).unwrap_err();
-            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error}");
-        }
-    }
 
     #[test]
     fn labels_are_distinct() {

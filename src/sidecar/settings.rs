@@ -143,6 +143,12 @@ struct Raw {
     ce_max_pending_bytes: Field<Size>,
     ce_dead_letter_bytes: Field<Size>,
     ce_dead_letter_sink: Field<Target>,
+    ce_token: Field<String>,
+    ce_username: Field<String>,
+    ce_password: Field<String>,
+    ce_ca: Field<PathBuf>,
+    ce_cert: Field<PathBuf>,
+    ce_key: Field<PathBuf>,
 }
 
 impl Settings {
@@ -167,7 +173,8 @@ impl Settings {
     /// Everything that is wrong with them.
     pub fn read(variables: impl IntoIterator<Item = (OsString, OsString)>) -> Result<Self, SettingsError> {
         let mut wrong = Vec::new();
-        let (set, unknown) = collect(variables, &mut wrong);
+        let (given, unknown) = collect(variables, &mut wrong);
+        let set = &given.set;
         let raw: Raw = match envy::from_iter(set.clone()) {
             Ok(raw) => raw,
             Err(error) => {
@@ -229,6 +236,12 @@ impl Settings {
             max_pending_bytes: raw.ce_max_pending_bytes,
             dead_letter_bytes: raw.ce_dead_letter_bytes,
             dead_letter_sink: raw.ce_dead_letter_sink,
+            token: raw.ce_token,
+            username: raw.ce_username,
+            password: raw.ce_password,
+            ca: raw.ce_ca,
+            cert: raw.ce_cert,
+            key: raw.ce_key,
             ..RawSink::default()
         };
         let named = Named { sink: raw.ce_sink, sinks: raw.ce_sinks, common };
@@ -238,11 +251,11 @@ impl Settings {
             sync,
             spool_bytes: u64::try_from(spool_bytes).unwrap_or(u64::MAX),
             history_bytes: u64::try_from(history_bytes).unwrap_or(u64::MAX),
-            sinks: sinks::sinks(&mut read, named, &set, &filter, ceiling),
+            sinks: sinks::sinks(&mut read, named, &given, &filter, ceiling),
             filter,
             ceiling,
         };
-        let remote = remote(&mut read, raw.aep_relay, raw.aep_relay_ca, &set, &export, limits.max_body);
+        let remote = remote(&mut read, raw.aep_relay, raw.aep_relay_ca, set, &export, limits.max_body);
         let settings = Self {
             listen: SocketAddr::new(host, port),
             admin,
@@ -311,11 +324,19 @@ fn remote(
     })
 }
 
+/// The variables that are ours.
+struct Given {
+    /// By name, with the secrets that files hold.
+    set: BTreeMap<String, String>,
+    /// Where the secrets that files hold were read.
+    files: BTreeMap<String, PathBuf>,
+}
+
 /// The variables that are ours, secrets read from their files, and those that look like ours but aren't.
 fn collect(
     variables: impl IntoIterator<Item = (OsString, OsString)>,
     wrong: &mut Vec<String>,
-) -> (BTreeMap<String, String>, Vec<(String, &'static str)>) {
+) -> (Given, Vec<(String, &'static str)>) {
     let mut set = BTreeMap::new();
     let mut files = Vec::new();
     let mut unknown = Vec::new();
@@ -350,6 +371,7 @@ fn collect(
             unknown.push((name, near));
         }
     }
+    let mut read = BTreeMap::new();
     for (name, path) in files {
         if set.contains_key(&name) {
             wrong.push(format!("{name} and {name}_FILE are both set: set one"));
@@ -357,16 +379,18 @@ fn collect(
         }
         match std::fs::read_to_string(&path) {
             Ok(text) => {
-                set.insert(name, text.trim().to_owned());
+                set.insert(name.clone(), text.trim().to_owned());
+                read.insert(name, path);
             }
             Err(error) => wrong.push(format!("{name}_FILE={}: {error}", path.display())),
         }
     }
     unknown.sort();
-    (set, unknown)
+    (Given { set, files: read }, unknown)
 }
 
 fn known(name: &str) -> Option<&'static Variable> {
+    let name = if name.starts_with("CE_OPT_") { "CE_OPT_<OPTION>" } else { name };
     VARIABLES.iter().find(|variable| variable.name == name)
 }
 
@@ -490,7 +514,8 @@ mod tests {
         let names = VARIABLES.iter().map(|variable| variable.name.to_owned());
         let table: Vec<_> = names.filter(|name| !name.contains('<')).collect();
         assert_eq!(table, fields::<Raw>());
-        let of_one: Vec<_> = VARIABLES.iter().filter_map(Variable::suffix).map(str::to_owned).collect();
+        let suffixes = VARIABLES.iter().filter_map(Variable::suffix).filter(|suffix| !suffix.contains('<'));
+        let of_one: Vec<_> = suffixes.map(str::to_owned).collect();
         assert_eq!(of_one, fields::<RawSink>());
     }
 
@@ -500,7 +525,7 @@ mod tests {
         let stated: Vec<_> = VARIABLES
             .iter()
             .filter(|variable| !variable.default.is_empty() && !variable.name.contains('<'))
-            .filter(|variable| variable.name != "AEP_MAX_FROM")
+            .filter(|variable| variable.name != "AEP_MAX_FROM" && variable.name != "CE_BATCH_MAX")
             .map(|variable| (variable.name, variable.default))
             .collect();
         let mut settings = read(&stated).unwrap();
@@ -600,8 +625,8 @@ mod tests {
         assert_eq!(settings.unknown, []);
         let [bus, audit] = &settings.export.sinks[..] else { panic!("two sinks") };
         assert_eq!((bus.name.as_str(), audit.name.as_str()), ("bus", "audit-log"));
-        assert_eq!((bus.times.attempt.as_secs(), audit.times.attempt.as_secs()), (3, 4));
-        assert_eq!((bus.mode, audit.mode), (Mode::Batch, Mode::Structured));
+        assert_eq!((bus.options.times.attempt.as_secs(), audit.options.times.attempt.as_secs()), (3, 4));
+        assert_eq!((bus.options.mode, audit.options.mode), (Mode::Batch, Mode::Structured));
         assert_eq!((bus.linger.as_millis(), audit.linger.as_millis()), (5, 50));
         assert_eq!((bus.ceiling, audit.ceiling), (Some(Capture::Metadata), Some(Capture::Metadata)));
         assert!(bus.dead_letter_sink.is_some() && audit.dead_letter_sink.is_none());

@@ -10,12 +10,9 @@ use crate::export::cursor::{Cursor, CursorFile, Keeper};
 use crate::export::dead_letter::{DeadLetters, Desk, Outbox};
 use crate::export::lane::{Bounds, Lanes};
 use crate::export::metrics::{Metrics, SinkMetrics};
-use crate::export::sink::{AnySink, Mode};
+use crate::export::sink::{AnySink, SinkOptions};
 use crate::export::spool::{Hold, Reader, Spool};
 use crate::export::state_dir::StateDir;
-
-/// How many lines are written to standard output at once.
-const LINES: usize = 256;
 
 /// A sink that is ready to run.
 #[derive(Debug)]
@@ -65,11 +62,7 @@ impl Outlet {
             concurrency: if one_lane { 1 } else { config.concurrency.get() },
             events: config.max_pending.get(),
             bytes: config.max_pending_bytes.get(),
-            batch: match config.mode {
-                _ if one_lane => LINES,
-                Mode::Structured => 1,
-                Mode::Batch => config.batch.get(),
-            },
+            batch: config.target.batch(config.options.mode, config.batch),
             linger: if one_lane { Duration::ZERO } else { config.linger },
         };
         let cursor_error = |error| ExportError::Cursor { sink: name.clone(), error };
@@ -97,8 +90,11 @@ impl Outlet {
         let desk = match &config.dead_letter_sink {
             Some(target) => Desk::Sink {
                 to: Arc::new(
-                    AnySink::build(target, Mode::Structured, config.times)
-                        .map_err(|error| ExportError::Sink { sink: name.clone(), error })?,
+                    AnySink::build(
+                        target,
+                        &SinkOptions { times: config.options.times, ..SinkOptions::default() },
+                    )
+                    .map_err(|error| ExportError::Sink { sink: name.clone(), error })?,
                 ),
                 from: name.to_string(),
             },

@@ -13,7 +13,7 @@ use reqwest::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use reqwest::{Client, Response, StatusCode, Url};
 use tokio::time::Instant;
 
-use super::{Delivery, DeliveryError, Mode, Reason, Sink, sanitised};
+use super::{BuildError, Delivery, DeliveryError, Mode, Reason, Sink, SinkOptions, Times, sanitised};
 use crate::aep::cloudevents::{self, CloudEvent};
 use crate::export::retry::{parse_retry_after, wall_clock};
 
@@ -47,27 +47,6 @@ struct Aging {
     since: Instant,
 }
 
-/// How long an HTTP sink waits and keeps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Times {
-    /// Bounds one attempt as a whole.
-    pub attempt: Duration,
-    /// Requests use no connection that is older, so that a change of the name's addresses is seen.
-    pub connection: Duration,
-}
-
-impl Default for Times {
-    /// 30 s an attempt, 5 min a connection.
-    fn default() -> Self {
-        Self { attempt: Duration::from_secs(30), connection: Duration::from_mins(5) }
-    }
-}
-
-/// Why an HTTP sink can't be built.
-#[derive(Debug, thiserror::Error)]
-#[error("the HTTP client can't be built")]
-pub struct BuildError(#[source] reqwest::Error);
-
 impl fmt::Debug for HttpSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("HttpSink").finish_non_exhaustive()
@@ -79,14 +58,15 @@ impl HttpSink {
     ///
     /// # Errors
     /// When the client can't be built, for want of trusted root certificates for instance.
-    pub fn new(mut url: Url, mode: Mode, times: Times) -> Result<Self, BuildError> {
+    pub fn new(mut url: Url, options: &SinkOptions) -> Result<Self, BuildError> {
+        let (mode, times) = (options.mode, options.times);
         let credentials = (!url.username().is_empty() || url.password().is_some())
             .then(|| (decoded(url.username()), url.password().map(decoded)));
         if url.set_username("").and(url.set_password(None)).is_err() {
             // Only a URL without a host has no place for them, and a target has one.
             tracing::error!("the sink's URL takes no credentials");
         }
-        let client = client(&url, times.attempt).map_err(BuildError)?;
+        let client = client(&url, times.attempt).map_err(BuildError::Http)?;
         let client = Mutex::new(Aging { client, since: Instant::now() });
         Ok(Self { client, times, mode, url, credentials, answered: AtomicBool::new(false) })
     }
@@ -105,7 +85,7 @@ impl HttpSink {
 
     async fn post(&self, body: Bytes) -> Result<Response, reqwest::Error> {
         let content_type = match self.mode {
-            Mode::Structured => "application/cloudevents+json; charset=UTF-8",
+            Mode::Structured | Mode::Binary => "application/cloudevents+json; charset=UTF-8",
             Mode::Batch => "application/cloudevents-batch+json; charset=UTF-8",
         };
         let mut request = self
@@ -125,10 +105,10 @@ impl HttpSink {
             mapped.push(CloudEvent::of(event)?);
         }
         match (self.mode, mapped.as_slice()) {
-            (Mode::Structured, [one]) => Ok(one.structured()),
+            (Mode::Structured | Mode::Binary, [one]) => Ok(one.structured()),
             (Mode::Batch, all) => Ok(cloudevents::batch(all)),
             // Sinks in this mode are given one at a time.
-            (Mode::Structured, _) => Err(DeliveryError::Rejected {
+            (Mode::Structured | Mode::Binary, _) => Err(DeliveryError::Rejected {
                 reason: Reason::TooLarge,
                 status: None,
                 detail: "structured mode holds one event".to_owned(),
@@ -388,7 +368,7 @@ mod tests {
     #[test]
     fn credentials_leave_the_url() {
         let url = Url::parse("http://us%40er:hunter2@h/p?q").unwrap();
-        let sink = HttpSink::new(url, Mode::Structured, Times::default()).unwrap();
+        let sink = HttpSink::new(url, &SinkOptions::default()).unwrap();
         assert_eq!(sink.url.as_str(), "http://h/p?q");
         assert_eq!(sink.credentials, Some(("us@er".to_owned(), Some("hunter2".to_owned()))));
         assert!(!format!("{sink:?}").contains("hunter2"));

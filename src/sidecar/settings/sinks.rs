@@ -2,16 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use super::table::{VARIABLES, Variable};
 use super::value::{Field, Millis, Setting as _, SinkNames, Size};
-use super::{Complaints, nonzero};
+use super::{Complaints, Given, nonzero};
 use crate::aep::{Capture, Filter};
-use crate::export::sink::http::Times;
+use crate::export::sink::options::{Credentials, Tls};
+use crate::export::sink::{Secret, SinkOptions, Times};
 use crate::export::{Mode, RetryPolicy, SinkConfig, SinkName, Target};
+
+/// What the names of a protocol's own options start with, after the sink's prefix.
+const OPTION: &str = "OPT_";
 
 /// What can be set of each sink, for all of them as `CE_…` and for one as `CE_SINK_<NAME>_…`.
 #[derive(Debug, Deserialize, Default)]
@@ -32,15 +37,20 @@ pub(super) struct RawSink {
     pub(super) max_pending_bytes: Field<Size>,
     pub(super) dead_letter_bytes: Field<Size>,
     pub(super) dead_letter_sink: Field<Target>,
+    pub(super) token: Field<String>,
+    pub(super) username: Field<String>,
+    pub(super) password: Field<String>,
+    pub(super) ca: Field<PathBuf>,
+    pub(super) cert: Field<PathBuf>,
+    pub(super) key: Field<PathBuf>,
 }
 
 /// The same, read.
 #[derive(Debug, Clone)]
 struct Values {
-    mode: Mode,
-    batch: NonZeroUsize,
+    options: SinkOptions,
+    batch: Option<NonZeroUsize>,
     linger: Duration,
-    times: Times,
     retry: RetryPolicy,
     concurrency: NonZeroUsize,
     max_pending: NonZeroUsize,
@@ -52,10 +62,9 @@ struct Values {
 impl Default for Values {
     fn default() -> Self {
         Self {
-            mode: Mode::Structured,
-            batch: nonzero(100),
+            options: SinkOptions::default(),
+            batch: None,
             linger: Duration::from_millis(50),
-            times: Times::default(),
             retry: RetryPolicy::default(),
             concurrency: nonzero(16),
             max_pending: nonzero(1000),
@@ -68,19 +77,38 @@ impl Default for Values {
 
 impl Values {
     /// What is set under `prefix`, and this where nothing is.
-    fn with(&self, read: &mut Complaints, prefix: &str, raw: RawSink) -> Self {
+    fn with(&self, read: &mut Complaints, prefix: &str, raw: RawSink, given: &Given) -> Self {
+        let Given { set, files } = given;
         let name = |suffix: &str| format!("{prefix}{suffix}");
         Self {
-            mode: read.or(&name("MODE"), raw.mode, self.mode),
-            batch: read.or(&name("BATCH_MAX"), raw.batch_max, self.batch),
+            batch: read.take(&name("BATCH_MAX"), raw.batch_max).or(self.batch),
             linger: read.or(&name("BATCH_MS"), raw.batch_ms, Millis(self.linger)).0,
-            times: Times {
-                attempt: read.or(&name("TIMEOUT"), raw.timeout, self.times.attempt),
-                connection: read.or(
-                    &name("CONNECTION_MAX_AGE"),
-                    raw.connection_max_age,
-                    self.times.connection,
-                ),
+            options: SinkOptions {
+                mode: read.or(&name("MODE"), raw.mode, self.options.mode),
+                times: Times {
+                    attempt: read.or(&name("TIMEOUT"), raw.timeout, self.options.times.attempt),
+                    connection: read.or(
+                        &name("CONNECTION_MAX_AGE"),
+                        raw.connection_max_age,
+                        self.options.times.connection,
+                    ),
+                },
+                credentials: Credentials {
+                    token: secret(read, files, &name("TOKEN"), raw.token)
+                        .or_else(|| self.options.credentials.token.clone()),
+                    username: read
+                        .take(&name("USERNAME"), raw.username)
+                        .or_else(|| self.options.credentials.username.clone()),
+                    password: secret(read, files, &name("PASSWORD"), raw.password)
+                        .or_else(|| self.options.credentials.password.clone()),
+                },
+                tls: Tls {
+                    ca: read.take(&name("CA"), raw.ca).or_else(|| self.options.tls.ca.clone()),
+                    identity: read
+                        .both((&name("CERT"), raw.cert), (&name("KEY"), raw.key), |cert, key| (cert, key))
+                        .or_else(|| self.options.tls.identity.clone()),
+                },
+                own: own(&self.options.own, prefix, set),
             },
             retry: RetryPolicy {
                 initial: read.or(&name("RETRY_INITIAL"), raw.retry_initial, self.retry.initial),
@@ -104,13 +132,11 @@ impl Values {
     }
 
     fn sink(self, name: SinkName, target: Target, filter: Filter, ceiling: Option<Capture>) -> SinkConfig {
-        let Self { mode, batch, linger, times, retry, concurrency, max_pending, max_pending_bytes, .. } =
-            self;
+        let Self { options, batch, linger, retry, concurrency, max_pending, max_pending_bytes, .. } = self;
         SinkConfig {
-            mode,
+            options,
             batch,
             linger,
-            times,
             retry,
             concurrency,
             max_pending,
@@ -132,15 +158,44 @@ pub(super) struct Named {
     pub(super) common: RawSink,
 }
 
+/// A secret, which is read again where it came from a file.
+fn secret(
+    read: &mut Complaints,
+    files: &BTreeMap<String, PathBuf>,
+    name: &str,
+    field: Field<String>,
+) -> Option<Secret> {
+    let text = read.take(name, field)?;
+    Some(match files.get(name) {
+        Some(path) => Secret::in_file(path.clone(), &text),
+        None => Secret::fixed(&text),
+    })
+}
+
+/// The options of one protocol: `{prefix}OPT_QUEUE_BUFFERING_MAX_MS` is `queue.buffering.max.ms`.
+fn own(
+    common: &BTreeMap<String, String>,
+    prefix: &str,
+    set: &BTreeMap<String, String>,
+) -> BTreeMap<String, String> {
+    let prefix = format!("{prefix}{OPTION}");
+    let named = set.iter().filter_map(|(name, value)| {
+        let name = name.strip_prefix(&prefix)?.to_ascii_lowercase().replace('_', ".");
+        Some((name, value.clone()))
+    });
+    common.clone().into_iter().chain(named).collect()
+}
+
 /// Reads the sinks. `set` holds the variables of each, `filter` and `ceiling` hold for all.
 pub(super) fn sinks(
     read: &mut Complaints,
     named: Named,
-    set: &BTreeMap<String, String>,
+    given: &Given,
     filter: &Filter,
     ceiling: Option<Capture>,
 ) -> Vec<SinkConfig> {
-    let common = Values::default().with(read, "CE_", named.common);
+    let set = &given.set;
+    let common = Values::default().with(read, "CE_", named.common, given);
     let one = read.take("CE_SINK", named.sink);
     let Some(SinkNames(names)) = read.take("CE_SINKS", named.sinks) else {
         let target = one.unwrap_or(Target::Stdout);
@@ -166,7 +221,7 @@ pub(super) fn sinks(
         let own_filter =
             read.or(&format!("{prefix}FILTER"), std::mem::take(&mut raw.filter), Filter::default());
         let own_ceiling = read.take(&format!("{prefix}CAPTURE"), std::mem::take(&mut raw.capture));
-        let values = common.with(read, &prefix, raw);
+        let values = common.with(read, &prefix, raw, given);
         match target {
             Some(target) => {
                 let ceiling = ceiling.into_iter().chain(own_ceiling).min();
@@ -190,6 +245,7 @@ pub(super) fn of_one(name: &str, names: &str) -> Option<&'static Variable> {
     let SinkNames(names) = SinkNames::read(names).ok()?;
     names.iter().find_map(|sink| {
         let suffix = name.strip_prefix(&prefix(sink))?;
+        let suffix = if suffix.starts_with(OPTION) { "OPT_<OPTION>" } else { suffix };
         VARIABLES.iter().find(|variable| variable.suffix() == Some(suffix))
     })
 }

@@ -205,9 +205,9 @@ pub const VARIABLES: &[Variable] = &[
     ),
     variable(
         "CE_MODE",
-        "structured or batch",
+        "structured, binary or batch",
         "structured",
-        "How events are sent by HTTP: one a request, or several in an application/cloudevents-batch+json array.",
+        "How events are written: one JSON object each; attributes as headers and data as the body; or several objects in a JSON array.",
     )
     .per_sink(),
     variable("CE_BATCH_MAX", "count", "100", "Most events in a batch.").per_sink(),
@@ -260,6 +260,25 @@ pub const VARIABLES: &[Variable] = &[
         "CE_DEAD_LETTER_SINK",
         "URL",
         "Where events that the sink refused for good go instead of into a file, with the extension attributes deadlettersink, deadletterreason and deadletterstatus.",
+    )
+    .per_sink(),
+    secret("CE_TOKEN", "text", "Bearer token that the sink is shown.").per_sink(),
+    variable("CE_USERNAME", "text", "", "User name that the sink is told, unless its URL has one.").per_sink(),
+    secret("CE_PASSWORD", "text", "The user's password.").per_sink(),
+    variable(
+        "CE_CA",
+        "file",
+        "",
+        "Certificates as PEM that the sink is trusted by, instead of the system's.",
+    )
+    .per_sink(),
+    variable("CE_CERT", "file", "", "Certificate and its chain as PEM that the sink is shown.").per_sink(),
+    variable("CE_KEY", "file", "", "The certificate's private key as PEM.").per_sink(),
+    variable(
+        "CE_OPT_<OPTION>",
+        "text",
+        "",
+        "An option of the sink's protocol, its dots as underscores: CE_OPT_LINGER_MS is linger.ms for Kafka.",
     )
     .per_sink(),
 ];

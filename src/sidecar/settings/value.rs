@@ -214,8 +214,9 @@ impl Setting for Mode {
     fn read(text: &str) -> Result<Self, String> {
         match text {
             "structured" => Ok(Self::Structured),
+            "binary" => Ok(Self::Binary),
             "batch" => Ok(Self::Batch),
-            _ => Err(must("structured or batch", text)),
+            _ => Err(must("structured, binary or batch", text)),
         }
     }
 }

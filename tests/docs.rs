@@ -93,6 +93,23 @@ fn tables_that_stand_in_the_code_are_the_same_in_the_documentation() {
 }
 
 #[test]
+fn the_counters_that_the_documentation_names_are_counted() {
+    let counted =
+        ["src/export/metrics.rs", "src/export/spool/metrics.rs", "src/client/metrics.rs"].map(read).concat();
+    let mut named = 0;
+    for page in pages() {
+        let text = read(&page);
+        for counter in text.split('`').filter(|code| code.starts_with("aep_") && !code.contains("::")) {
+            let name = counter.split('{').next().unwrap();
+            let name = name.strip_suffix("_total").unwrap_or(name);
+            assert!(counted.contains(&format!("\"{name}\"")), "{page} names {counter}");
+            named += 1;
+        }
+    }
+    assert!(named > 5, "{named} are named");
+}
+
+#[test]
 fn what_the_documentation_links_to_is_there() {
     for page in pages() {
         let text = read(&page);

@@ -453,7 +453,7 @@ async fn a_marker_is_a_loss_only_beyond_what_was_saved() {
 }
 
 #[tokio::test]
-async fn a_drain_without_a_last_word_ends_when_it_brings_nothing_new() {
+async fn a_drain_without_a_last_word_ends_when_nothing_new_comes() {
     let fake = Fake::open().await;
     let mut config = fake.config();
     (config.max_resume, config.overlap, config.catch_up) = (1, 0, CatchUp::Off);
@@ -464,13 +464,34 @@ async fn a_drain_without_a_last_word_ends_when_it_brings_nothing_new() {
             let mut drain = fake.streaming().await;
             drain.event(&event("old", 2)).await;
             drop(drain);
-            let drain = fake.streaming().await;
-            assert_eq!(drain.asked(), after(&[("old", 2)]));
+            for _ in 0..3 {
+                let drain = fake.streaming().await;
+                assert_eq!(drain.asked(), after(&[("old", 2)]));
+            }
             live
         })
         .await;
     reader.until_status(Status::Live).await;
     assert_eq!(reader.given, ["old:2"]);
+}
+
+#[tokio::test]
+async fn a_relay_that_has_a_last_word_is_held_to_it() {
+    let fake = Fake::open().await;
+    let mut config = fake.config();
+    (config.max_resume, config.overlap, config.catch_up) = (1, 0, CatchUp::Off);
+    let mut reader = Reader::new(&config, &[("oldest", 1), ("old", 1), ("new", 1)]);
+    let _live = reader
+        .during(async {
+            let live = fake.streaming().await;
+            fake.streaming().await.complete().await;
+            for _ in 0..10 {
+                assert_eq!(fake.streaming().await.asked(), after(&[("oldest", 1)]));
+            }
+            live
+        })
+        .await;
+    assert_eq!(reader.status.current(), Status::Draining);
 }
 
 // What isn't as it should be.

@@ -40,6 +40,7 @@ pub struct Fake {
 pub struct Conn {
     pub head: String,
     stream: TcpStream,
+    chunked: bool,
 }
 
 /// Where a request wants its stream to start.
@@ -95,7 +96,7 @@ impl Conn {
         while !head.ends_with(b"\r\n\r\n") {
             head.push(stream.read_u8().await.ok()?);
         }
-        Some(Self { head: String::from_utf8(head).unwrap(), stream })
+        Some(Self { head: String::from_utf8(head).unwrap(), stream, chunked: false })
     }
 
     pub fn parameter(&self, name: &str) -> Option<String> {
@@ -143,6 +144,15 @@ impl Conn {
         self.send(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n").await
     }
 
+    /// Opens the stream in chunks, so that an end that isn't one can be told from one.
+    pub async fn open_in_chunks(&mut self) -> bool {
+        let head =
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+        let sent = self.send(head).await;
+        self.chunked = true;
+        sent
+    }
+
     /// Answers with a status and nothing else.
     pub async fn refuse(mut self, status: u16) {
         self.send(
@@ -153,7 +163,11 @@ impl Conn {
 
     /// Whether the other side still takes it.
     pub async fn send(&mut self, bytes: &[u8]) -> bool {
-        self.stream.write_all(bytes).await.is_ok()
+        if !self.chunked {
+            return self.stream.write_all(bytes).await.is_ok();
+        }
+        let chunk = [format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat();
+        self.stream.write_all(&chunk).await.is_ok()
     }
 
     pub async fn event(&mut self, line: &str) -> bool {
@@ -163,6 +177,9 @@ impl Conn {
     /// Ends a `live=0` stream.
     pub async fn complete(mut self) {
         self.send(b": replay-complete\n\n").await;
+        if self.chunked {
+            self.send(b"").await;
+        }
     }
 
     /// Waits until the other side is gone.

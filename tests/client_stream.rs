@@ -9,15 +9,19 @@ mod fake;
 mod server;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
-use aep_sidecar::aep::{Capture, Position};
+use aep_sidecar::aep::{Capture, Position, Registry};
 use aep_sidecar::client::metrics::{ByCause, BySkip, Skip};
 use aep_sidecar::client::{CatchUp, Cause, FilterText, Lost, Patience, Secret, Status};
-use aep_sidecar::relay::Limits;
+use aep_sidecar::relay::http::{Ends, Relay, Tls, serve};
+use aep_sidecar::relay::{self, Access, Hub, Limits};
 use fake::{Asked, Fake, Reader, config};
 use server::{Server, event, event_with};
+use tokio::net::TcpListener;
 use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
 
 fn after(sessions: &[(&str, u64)]) -> Asked {
     Asked::After(sessions.iter().map(|(session, seq)| ((*session).to_owned(), 0, *seq)).collect())
@@ -117,6 +121,28 @@ async fn an_orderly_end_of_the_relay_is_known_as_one() {
     server.hub.close();
     reader.until_status(Status::Connecting).await;
     assert_eq!(disconnects(&reader, Cause::ShuttingDown), 1);
+}
+
+#[tokio::test]
+async fn only_a_trusted_certificate_is_talked_to() {
+    let pair = || {
+        let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        (made.cert.pem(), made.signing_key.serialize_pem())
+    };
+    let ((certificate, key), (other, _)) = (pair(), pair());
+    let hub = Hub::new(Limits::default(), Arc::new(Registry::core()), relay::Metrics::default());
+    let tracker = TaskTracker::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let relay = Relay::new(hub.clone(), Limits::default(), Access::new(None), tracker.clone());
+    let tls = Tls::new(certificate.as_bytes(), key.as_bytes()).unwrap();
+    tracker.spawn(serve(relay, listener, Some(tls), tracker.clone(), Ends::default()));
+    let mut config = config(address);
+    config.relay = format!("https://{address}").parse().unwrap();
+    config.ca = Some(other.into_bytes());
+    Reader::new(&config, &[]).until_status(Status::Failing(Cause::Untrusted)).await;
+    config.ca = Some(certificate.into_bytes());
+    Reader::new(&config, &[]).until_status(Status::Live).await;
 }
 
 // Requests.

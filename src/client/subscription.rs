@@ -364,3 +364,27 @@ impl Subscription {
         tracing::debug!(reason = cause.as_str(), detail, ?wait, "missed events can't be read yet");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subscription_can_move_between_threads() {
+        fn is_send<T: Send>(_: &T) {}
+        let config = SubscribeConfig::new("http://127.0.0.1:1".parse().unwrap());
+        let mut subscription = Subscription::new(&config, [], Metrics::default()).unwrap();
+        is_send(&subscription);
+        is_send(&subscription.next());
+    }
+
+    #[test]
+    fn certificates_that_are_none_are_refused() {
+        let mut config = SubscribeConfig::new("https://h".parse().unwrap());
+        for pem in ["", "garbage", "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n"] {
+            config.ca = Some(pem.into());
+            let refused = Subscription::new(&config, [], Metrics::default()).unwrap_err();
+            assert!(matches!(refused, ConfigError::Certificates), "{pem:?}: {refused}");
+        }
+    }
+}

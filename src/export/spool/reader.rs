@@ -140,7 +140,10 @@ impl Reader {
                 }
             }
             let Some(segment) = segment else {
-                let events = core.recent(self.next, MAX_EVENTS, MAX_BYTES);
+                let skip = self.next.saturating_sub(core.recent_first());
+                let skip = usize::try_from(skip).unwrap_or(usize::MAX);
+                let events = core.recent.batch(skip, MAX_EVENTS, MAX_BYTES);
+                let events: Vec<_> = (self.next..).zip(events).collect();
                 self.next = events.last().map_or(core.end, |(number, _)| number.saturating_add(1));
                 self.place = None;
                 return Some(Batch { events, next: self.next });
@@ -228,7 +231,12 @@ fn read(shared: &Shared, segment: &Segment, scan: Option<Scan>, from: u64) -> io
                 }
                 match Event::parse(&payload) {
                     Ok(event) => events.push((number, event)),
-                    Err(_) => losses.push(Loss { offset, events: 1, why: "a record is no legal event" }),
+                    // Behind the loss before it, if there was one.
+                    Err(_) => losses.push(Loss {
+                        offset: offset.saturating_add(1),
+                        events: 1,
+                        why: "a record is no legal event",
+                    }),
                 }
                 bytes = bytes.saturating_add(payload.len());
                 if events.len() >= MAX_EVENTS || bytes >= MAX_BYTES {

@@ -75,11 +75,12 @@ impl Reader {
         Self { shared, next: from, place: None, committed, job: None, failures: 0 }
     }
 
-    /// Whether something is committed at or after the reader's place, so that [`next`](Self::next) needn't
+    /// Whether something that is committed and held hasn't been read yet, so that [`next`](Self::next) needn't
     /// wait for an append.
     #[must_use]
     pub fn ready(&self) -> bool {
-        self.next < *self.committed.borrow()
+        let core = self.shared.core.lock();
+        self.next.max(core.first()) < core.end
     }
 
     /// The number that the next batch begins at.

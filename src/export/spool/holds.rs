@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use super::shared::Shared;
 
-/// A cursor that holds space: events from its number on are kept. Dropping it releases them: the next append
-/// or advance may free what no other hold needs. Once the spool is [closed](super::Spool::close) it is not
-/// released by being dropped, so that a sink that stops leaves what it hasn't delivered to the next start.
+/// A cursor that holds space: events from its number on are kept. Dropping it releases nothing: a sink that stops,
+/// however it comes to that, leaves what it hasn't delivered to the next start.
 #[derive(Debug)]
 pub struct Hold {
     shared: Arc<Shared>,
@@ -23,17 +22,6 @@ impl Hold {
     /// Everything below `number` is done with. It never goes back.
     pub fn advance(&self, number: u64) {
         self.shared.advance(self.id, number);
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        let mut core = self.shared.core.lock();
-        if !core.closed {
-            core.holds.remove(self.id);
-            core.look_for_room(&self.shared.config);
-            self.shared.publish(&core);
-        }
     }
 }
 
@@ -64,9 +52,5 @@ impl Holds {
             *held = number.max(*held);
         }
         self.done() != before
-    }
-
-    fn remove(&mut self, id: u64) {
-        self.by_id.remove(&id);
     }
 }

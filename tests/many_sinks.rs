@@ -30,7 +30,7 @@ const SESSIONS: usize = 10;
 const ROUNDS: u64 = 30;
 
 fn is_tool(seq: u64) -> bool {
-    seq % 2 == 0
+    seq.is_multiple_of(2)
 }
 
 fn event(session: &str, seq: u64) -> String {
@@ -184,7 +184,8 @@ async fn beside_one_that_never_answers(how: End) {
     whole.refuses(1).await;
     assert_eq!(whole.taken(), 0);
     end(sidecar, how);
-    (gated.killed().await, whole.killed().await);
+    gated.killed().await;
+    whole.killed().await;
 
     whole.behaves(|_| Answer::Take);
     let sidecar = start(directory.path(), &gated.url, &whole.url);

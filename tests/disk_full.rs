@@ -366,6 +366,7 @@ async fn a_read_only_spool_folder_refuses_events_until_it_is_writable() {
     let mut poster = Poster::default();
     poster.all(&sidecar, 20).await;
     for _ in 0..2 {
+        assert!(spool.is_dir(), "the folder that a mount goes over");
         // The folder over itself: files that are open stay writable, as they do when a disk goes read-only late.
         let test = "a_read_only_spool_folder_refuses_events";
         let Some(over) = Mount::new(test, &["--bind", spool.to_str().unwrap()], &spool) else { return };

@@ -2,6 +2,9 @@
 
 use std::num::NonZeroUsize;
 
+mod crash;
+mod model;
+
 use super::*;
 use crate::aep::Position;
 
@@ -40,6 +43,19 @@ fn directory() -> (tempfile::TempDir, Arc<StateDir>) {
 fn open(dir: &Arc<StateDir>, config: SpoolConfig, floor: u64) -> (Spool, SpoolMetrics) {
     let metrics = SpoolMetrics::default();
     (Spool::open(Some(Arc::clone(dir)), config, floor, metrics.clone()).unwrap(), metrics)
+}
+
+/// Waits until nothing is under way.
+async fn settled(spool: &Spool) {
+    loop {
+        let changed = spool.0.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        if spool.0.core.lock().is_idle() {
+            return;
+        }
+        changed.await;
+    }
 }
 
 /// Everything committed, from a number on.

@@ -141,9 +141,8 @@ impl Run {
         let end = self.spool.end();
         let known: HashSet<u16> = self.list.iter().map(|(_, id)| *id).collect();
         self.tried.extend(batches.iter().flatten());
-        let appends = batches
-            .iter()
-            .map(|batch| self.spool.append(batch.iter().map(|id| numbered(*id)).collect()));
+        let appends =
+            batches.iter().map(|batch| self.spool.append(batch.iter().map(|id| numbered(*id)).collect()));
         let outcomes = join_all(appends).await;
         settled(&self.spool).await;
         if self.model.is_dead() {

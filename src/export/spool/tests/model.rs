@@ -211,7 +211,8 @@ impl Model {
 impl Files for Model {
     fn list(&self) -> io::Result<Vec<(String, u64)>> {
         let state = self.0.state.lock();
-        let list = state.names.iter().map(|(name, node)| (name.clone(), state.files[*node].data.len() as u64));
+        let list =
+            state.names.iter().map(|(name, node)| (name.clone(), state.files[*node].data.len() as u64));
         Ok(list.collect())
     }
 

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 
+mod claims;
 mod crash;
 mod damage;
 mod model;

@@ -35,15 +35,19 @@ pub(super) fn open(
     let mut log = Log::new(Arc::clone(&files), durable);
     let mut list = found.list;
     let mut end = floor;
-    if let Some(last) = list.back_mut() {
-        let resumed = recover_last(&*files, last, durable, &metrics);
+    while let Some(last) = list.back_mut() {
+        let recovered = recover_last(&*files, last, durable, &metrics);
         end = end.max(last.end);
-        match resumed {
+        match recovered {
             Last::Resumed(file, length) if last.end == end => log.resume(last.first, file, length),
             // A gap in the numbers needs a segment that says so.
             Last::Resumed(..) | Last::Sealed => {}
-            Last::Discarded => drop(list.pop_back()),
+            Last::Discarded => {
+                list.pop_back();
+                continue;
+            }
         }
+        break;
     }
     restore(&*files, &list, &config, &mut seen, &mut positions);
     let core = Core::new(seen, end, Segments::new(list, found.set_aside), Some(Box::new(log)));

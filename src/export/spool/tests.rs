@@ -2,7 +2,9 @@
 
 use std::num::NonZeroUsize;
 
+mod claims;
 mod crash;
+mod damage;
 mod model;
 
 use super::*;
@@ -13,8 +15,9 @@ fn event(id: &str) -> Event {
 }
 
 fn in_session(id: &str, session: &str, seq: u64) -> Event {
+    let session = serde_json::to_string(session).unwrap();
     Event::parse_str(&format!(
-        r#"{{"aep":"0.1","id":"{id}","type":"run.started","time":"2026-07-03T10:14:01Z","source":"aep://h","agent":"a","session":"{session}","seq":{seq}}}"#
+        r#"{{"aep":"0.1","id":"{id}","type":"run.started","time":"2026-07-03T10:14:01Z","source":"aep://h","agent":"a","session":{session},"seq":{seq}}}"#
     ))
     .unwrap()
 }

@@ -131,6 +131,7 @@ impl Run {
         if self.model.is_dead() {
             self.restart().await;
         }
+        assert!(self.model.size() <= 12_000, "{} bytes", self.model.size());
         if self.spool.state().borrow().clone() != SpoolState::Writable {
             // Faults come once and are over; want of room stays.
             drop(tokio::time::timeout(Duration::from_mins(2), self.spool.room()).await);

@@ -41,6 +41,8 @@ struct State {
     faults: BTreeMap<u64, Fault>,
     operations: u64,
     reads: u64,
+    /// How many reads fail from now on.
+    unreadable: u64,
     /// Bytes of all files together.
     capacity: Option<usize>,
     /// Starts of the process. What an earlier one opened is of no use.
@@ -124,6 +126,11 @@ impl Model {
 
     pub(super) fn reads(&self) -> u64 {
         self.0.state.lock().reads
+    }
+
+    /// So many reads fail from now on.
+    pub(super) fn fail_reads(&self, count: u64) {
+        self.0.state.lock().unreadable = count;
     }
 
     /// How much the files take.
@@ -314,6 +321,10 @@ impl SpoolFile for Handle {
             return Err(dead());
         }
         state.reads += 1;
+        if state.unreadable > 0 {
+            state.unreadable -= 1;
+            return Err(Fault::Io(0).error());
+        }
         let data = &state.files[self.node].data;
         let rest = data.get(usize::try_from(at).unwrap()..).unwrap_or_default();
         let read = rest.len().min(buffer.len());

@@ -10,6 +10,7 @@
 //! | what does an answer mean, and when is a stream over? | `connection` |
 //! | what is at hand, and when is the next attempt? | `lane` |
 //! | where does one event end in a stream of bytes? | `sse` |
+//! | what is given, and what is told as lost? | [`update`] |
 //! | is it working? | [`status`], [`metrics`] |
 //!
 //! ```no_run
@@ -40,8 +41,10 @@ mod request;
 mod sse;
 pub mod status;
 pub mod subscription;
+pub mod update;
 
 pub use config::{CatchUp, ConfigError, FilterText, Patience, Secret, SubscribeConfig};
 pub use metrics::Metrics;
 pub use status::{Cause, Status, StatusHandle};
-pub use subscription::{Lost, ResumePoint, Subscription, Update};
+pub use subscription::Subscription;
+pub use update::{Lost, ResumePoint, Update};

@@ -1,8 +1,8 @@
 //! aep-sidecar: an Agent Event Protocol relay and CloudEvents export pipeline in one binary.
 //!
-//! AI agents emit activity events in the Agent Event Protocol. The sidecar takes them in over HTTP, holds a
-//! bounded history of each session, fans them out to readers, and delivers those that a filter selects as
-//! CloudEvents to a sink.
+//! AI agents emit activity events in the Agent Event Protocol. The sidecar takes them in over HTTP and WebSocket,
+//! keeps those that a sink wants on disk, holds a bounded history of each session, fans them out to readers, and
+//! delivers them as CloudEvents to one sink or many.
 //!
 //! ```
 //! use aep_sidecar::aep::{Event, Filter, cloudevents::CloudEvent};
@@ -27,7 +27,7 @@
 //! |---|---|
 //! | [`aep`] | the protocol, pure |
 //! | [`relay`] | ingest, fan-out, replay, auth; knows no sink |
-//! | [`export`] | feed, dedupe, lanes, sink; knows no relay |
+//! | [`export`] | feed, spool, cursors, lanes, sinks; knows no relay |
 //! | [`client`] | the consumer's side over the wire: a subscription to any relay |
 //! | [`sidecar`] | settings, wiring, start, stop |
 //! | [`cli`] | the other commands |

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use aep_sidecar::export::Reason;
-use aep_sidecar::sidecar::VARIABLES;
-use process::{Sidecar, binary};
+use aep_sidecar::sidecar::{Settings, VARIABLES};
+use process::{Judge, Sidecar, binary};
 
 /// Where the sidecar listens in the documentation.
 const DOCUMENTED: &str = "127.0.0.1:8787";
@@ -39,10 +39,11 @@ fn the_configuration_page_lists_the_variables() {
     let mut table = String::from("\n| variable | value | default | what it does |\n|---|---|---|---|\n");
     for variable in VARIABLES {
         let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{text}`") };
+        let per_sink = if variable.per_sink { " Per sink." } else { "" };
         let secret = if variable.secret { " Secret." } else { "" };
         let (name, form, default, doc) =
             (variable.name, variable.form, code(variable.default), variable.doc.replace('|', "\\|"));
-        writeln!(table, "| `{name}` | {form} | {default} | {doc}{secret} |").unwrap();
+        writeln!(table, "| `{name}` | {form} | {default} | {doc}{per_sink}{secret} |").unwrap();
     }
     table.push('\n');
     let page = read(PAGE);
@@ -89,6 +90,23 @@ fn tables_that_stand_in_the_code_are_the_same_in_the_documentation() {
     for reason in Reason::ALL {
         assert!(page.contains(&format!("`{reason}`")), "docs/delivery.md lacks the reason {reason}");
     }
+}
+
+#[test]
+fn the_counters_that_the_documentation_names_are_counted() {
+    let counted =
+        ["src/export/metrics.rs", "src/export/spool/metrics.rs", "src/client/metrics.rs"].map(read).concat();
+    let mut named = 0;
+    for page in pages() {
+        let text = read(&page);
+        for counter in text.split('`').filter(|code| code.starts_with("aep_") && !code.contains("::")) {
+            let name = counter.split('{').next().unwrap();
+            let name = name.strip_suffix("_total").unwrap_or(name);
+            assert!(counted.contains(&format!("\"{name}\"")), "{page} names {counter}");
+            named += 1;
+        }
+    }
+    assert!(named > 5, "{named} are named");
 }
 
 #[test]
@@ -149,7 +167,8 @@ fn run(command: &str, directory: &Path) -> String {
     let binary = binary();
     let command = command
         .replace("cargo run --release --", "aep-sidecar")
-        .replace("aep-sidecar export", &format!("{} export", binary.display()));
+        .replace("aep-sidecar export", &format!("{} export", binary.display()))
+        .replace("aep-sidecar dead-letters", &format!("{} dead-letters", binary.display()));
     let script = format!("exec 2>&1\n{command}\n");
     let output = Command::new("bash").args(["-c", &script]).current_dir(directory).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
@@ -212,27 +231,54 @@ fn a_file_is_exported_as_the_readme_says() {
 }
 
 #[test]
-fn the_dead_letter_commands_run() {
-    if !has("the_dead_letter_commands_run", "jq") {
-        return;
-    }
+fn the_dead_letter_commands_go_as_the_delivery_page_says() {
+    /// Where the page has its receiver.
+    const RECEIVER: &str = "http://127.0.0.1:8090/";
+    let lines = |text: &str| text.lines().map(|line| line.trim().to_owned()).collect::<Vec<_>>();
+    let jq = has("the_dead_letter_commands_go_as_the_delivery_page_says", "jq");
+    let judge = Judge::start("127.0.0.1:0");
+    let receiver = format!("{}/", judge.url.trim_end_matches('/'));
     let directory = tempfile::tempdir().unwrap();
-    std::fs::create_dir(directory.path().join("aep-state")).unwrap();
-    let mut output = Vec::new();
+    let letters = directory.path().join("aep-state/dead-letters");
+    std::fs::create_dir_all(&letters).unwrap();
+    let (mut output, mut commands) = (None, Vec::new());
     for (language, text) in blocks("docs/delivery.md", "## Dead letters") {
         match language.as_str() {
-            "json" => {
-                std::fs::write(directory.path().join("aep-state/dead-letters.jsonl"), text + "\n").unwrap()
+            "json" => std::fs::write(letters.join("default.jsonl"), text + "\n").unwrap(),
+            "sh" if text.contains("jq") && !jq => output = None,
+            "sh" => {
+                output = Some(run(&text.replace(RECEIVER, &receiver), directory.path()));
+                commands.push(text);
             }
-            "sh" => output.push(run(&text, directory.path())),
+            "text" => {
+                if let Some(output) = output.take() {
+                    assert_eq!(lines(&output), lines(&text), "after {:?}", commands.last());
+                }
+            }
             other => panic!("a block in {other}"),
         }
     }
-    let [counts, events, delivered] = output.as_slice() else { panic!("{output:?}") };
-    assert!(counts.contains("1 status-4xx\t400\tunknown agent"), "{counts}");
-    assert!(events.starts_with(r#"{"aep":"0.1","id":"e1""#), "{events}");
-    assert!(delivered.contains(r#"{"specversion":"1.0","id":"e1""#), "{delivered}");
-    assert!(delivered.contains("1 events read, 1 delivered"), "{delivered}");
+    for command in ["list", "replay", "drop"] {
+        assert!(commands.iter().any(|text| text.contains(&format!("dead-letters {command}"))), "{command}");
+    }
+    assert_eq!(judge.event()["id"], "e1");
+    let left = run("aep-sidecar dead-letters list", directory.path());
+    assert_eq!(left, "", "each letter was sent again or dropped");
+}
+
+#[test]
+fn the_sinks_of_the_delivery_page_can_be_configured() {
+    let mut variables = Vec::new();
+    for (_, text) in blocks("docs/delivery.md", "## Many sinks") {
+        for line in text.lines() {
+            let (name, value) = line.strip_prefix("export ").unwrap().split_once('=').unwrap();
+            variables.push((name.into(), value.trim_matches('\'').into()));
+        }
+    }
+    let settings = Settings::read(variables).unwrap();
+    assert_eq!(settings.unknown, []);
+    let names: Vec<_> = settings.export.sinks.iter().map(|sink| sink.name.as_str()).collect();
+    assert_eq!(names, ["bus", "audit-log"]);
 }
 
 #[test]

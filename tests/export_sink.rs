@@ -787,6 +787,50 @@ async fn dead_letters_can_go_to_another_sink() {
 }
 
 #[tokio::test]
+async fn what_the_dead_letter_sink_refuses_too_is_kept_in_a_file() {
+    let letters =
+        Receiver::new(|_, request| Answer::Status(if request.id() == "s-1" { 422 } else { 200 })).await;
+    let receiver =
+        Receiver::new(|_, request| Answer::Status(if request.id() == "s-0" { 200 } else { 400 })).await;
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = at(dir.path(), config(receiver.target()));
+    config.sinks[0].dead_letter_sink = Some(letters.target());
+    let mut feed = events("s", 3);
+    // What can't be mapped for the one can't be for the other.
+    feed.push(event_with("s", 7, r#","dataschema":"x""#));
+    let (summary, _) = export(&config, feed).await;
+    assert_eq!(summary, Summary { delivered: 1, dead_letters: 3, ..Summary::default() });
+    assert_eq!(letters.ids(), ["s-1", "s-2"]);
+    let text = std::fs::read_to_string(dir.path().join("dead-letters/default.jsonl")).unwrap();
+    let kept: Vec<_> = text.lines().map(|line| &line[..line.find(r#","type""#).unwrap()]).collect();
+    assert!(kept.len() == 2 && kept[0].contains("s-1") && kept[1].contains("s-7"), "{kept:?}");
+}
+
+#[tokio::test]
+async fn an_export_that_never_ran_gives_nothing_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let dead = Target::parse("http://127.0.0.1:1/").unwrap();
+    let mut config = at(dir.path(), config(dead));
+    config.spool = SpoolConfig { max_bytes: 256 << 10, keep_bytes: 0, ..config.spool };
+    let filled = open(&config, &Metrics::default()).unwrap();
+    // Several segments.
+    let kept = events("s", 900);
+    for events in kept.chunks(90) {
+        filled.intake().keep(events).await.unwrap();
+    }
+    drop(filled);
+    for _ in 0..2 {
+        let again = open(&config, &Metrics::default()).unwrap();
+        assert_eq!(again.intake().keep(&kept[..1]).await.unwrap().duplicates, 1);
+        drop(again);
+    }
+    let receiver = Receiver::new(|_, _| Answer::Status(200)).await;
+    config.sinks[0].target = receiver.target();
+    let (summary, _) = export(&config, Vec::new()).await;
+    assert_eq!(summary.delivered, 900);
+}
+
+#[tokio::test]
 async fn an_old_connection_is_not_used_again() {
     for (age, connections) in [(Duration::from_secs(3600), 1), (Duration::ZERO, 3)] {
         let receiver = Receiver::new(|_, _| Answer::Status(200)).await;

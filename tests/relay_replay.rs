@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use aep_sidecar::aep::{Event, Filter, Position, Registry, ResumeToken};
+use aep_sidecar::relay::hub::Before;
 use aep_sidecar::relay::{From, Hub, Limits, Metrics, Step, Subscriber, Subscription, Then};
 use proptest::prelude::*;
 
@@ -111,6 +112,33 @@ fn the_marker_is_exact() {
     assert_eq!(replay(&hub, From::Tokens(vec![token("never", 0)])).markers, []);
     // All asks for what is held.
     assert_eq!(replay(&hub, From::All).markers, []);
+}
+
+#[test]
+fn what_a_restart_has_lost_draws_a_marker_and_what_it_restored_none() {
+    let events = || vec![event("s", Some(10), "10"), event("s", Some(12), "12"), event("t", Some(0), "t0")];
+    // With something unknown before them.
+    let unknown = hub(Limits::default());
+    unknown.restore(events(), Before::Unknown);
+    for (session, position) in [("s", 12), ("t", 0), ("gone", 7)] {
+        unknown.assume_evicted(session, Position::new(0, position));
+    }
+    let seen = replay(&unknown, From::Tokens(vec![token("s", 8)]));
+    assert_eq!(seen.markers, [("s".to_owned(), Position::new(0, 10), 0)]);
+    assert_eq!(seen.ids, ["10", "12"]);
+    for at in [9, 10, 11, 12] {
+        assert_eq!(replay(&unknown, From::Tokens(vec![token("s", at)])).markers, [], "{at}");
+    }
+    let seen = replay(&unknown, From::Tokens(vec![token("gone", 3)]));
+    assert_eq!(seen.markers, [("gone".to_owned(), Position::new(0, 8), 0)]);
+    assert_eq!(replay(&unknown, From::Tokens(vec![token("gone", 7)])).markers, []);
+    let first = ResumeToken { session: "t".to_owned(), position: None };
+    assert_eq!(replay(&unknown, From::Tokens(vec![first])).markers, [], "nothing comes before the first");
+    // Restored whole.
+    let whole = hub(Limits::default());
+    whole.restore(events(), Before::Nothing);
+    let seen = replay(&whole, From::Tokens(vec![token("s", 3)]));
+    assert_eq!((seen.markers, seen.ids.len()), (vec![], 2));
 }
 
 #[test]

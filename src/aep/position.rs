@@ -14,6 +14,16 @@ pub struct Position {
 }
 
 impl Position {
+    /// The highest position below this one; `None` for the lowest of all.
+    #[must_use]
+    pub fn before(self) -> Option<Self> {
+        match (self.epoch, self.seq) {
+            (0, 0) => None,
+            (epoch, 0) => Some(Self { epoch: epoch - 1, seq: u64::MAX }),
+            (epoch, seq) => Some(Self { epoch, seq: seq - 1 }),
+        }
+    }
+
     /// The largest `epoch` or `seq` that is read: 2^63 − 1, what a signed 64-bit reader can hold.
     pub const MAX_PART: u64 = i64::MAX as u64;
 

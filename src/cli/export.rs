@@ -92,7 +92,8 @@ async fn export(
     let config = app::config(&settings.export, settings.drain);
     let spool = SpoolConfig { sync: SpoolSync::Off, max_bytes: MEMORY, ..config.spool };
     let config = ExportConfig { state_dir: None, spool, ..config };
-    let export = Export::open(&config, &registry, export::Metrics::default())?;
+    let metrics = export::Metrics::default();
+    let export = Export::open(&config, &registry, metrics.clone())?;
     let summary = {
         let run = export.run_feed(feed, Ends::giving_up_at(stop.clone()));
         let mut run = std::pin::pin!(run);
@@ -105,7 +106,9 @@ async fn export(
         }
     };
     bar.finish_and_clear();
-    Ok(report_summary(&summary, &progress, stop.is_cancelled()))
+    // With several sinks an event may be delivered more than once, and selected only once.
+    let selected = metrics.spool.events.get() + summary.duplicates;
+    Ok(report_summary(&summary, &progress, selected, stop.is_cancelled()))
 }
 
 /// On a terminal, a bar that moves with the bytes read.
@@ -127,11 +130,10 @@ fn report_bad_line(bar: &ProgressBar, bad: &BadLine) {
     bar.suspend(|| say(&format!("{bad}")));
 }
 
-fn report_summary(summary: &Summary, progress: &Progress, stopped: bool) -> ExitCode {
+fn report_summary(summary: &Summary, progress: &Progress, selected: u64, stopped: bool) -> ExitCode {
     let bad = progress.bad_lines();
     let read = progress.events();
-    let taken = summary.delivered + summary.duplicates + summary.dead_letters + summary.unhandled;
-    let filtered = read.saturating_sub(taken);
+    let filtered = read.saturating_sub(selected);
     say(&format!(
         "{read} events read, {} delivered, {filtered} not selected, {} duplicates, {} refused, {} undelivered, {bad} bad lines",
         summary.delivered, summary.duplicates, summary.dead_letters, summary.unhandled

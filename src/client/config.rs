@@ -155,9 +155,9 @@ pub enum ConfigError {
     /// No room would be left for positions.
     #[error("the URL and the filter must take at most {LONGEST_FIXED} bytes together once encoded")]
     TooLong,
-    /// The certificates can't be read.
-    #[error("the certificates aren't PEM")]
-    Certificates(#[source] reqwest::Error),
+    /// The certificates can't be read, or there are none.
+    #[error("the certificates must be at least one, in PEM")]
+    Certificates,
     /// The client can't be built, for want of trusted root certificates for instance.
     #[error("the HTTP client can't be built")]
     Client(#[source] reqwest::Error),

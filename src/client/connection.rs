@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
+use std::io;
 use std::pin::Pin;
 use std::time::Duration;
 
@@ -71,8 +72,8 @@ impl Http {
             .http2_keep_alive_interval(KEEP_ALIVE)
             .http2_keep_alive_timeout(KEEP_ALIVE);
         if let Some(pem) = &config.ca {
-            let trusted = Certificate::from_pem_bundle(pem).map_err(ConfigError::Certificates)?;
-            client = client.tls_certs_only(trusted);
+            let trusted = Certificate::from_pem_bundle(pem).ok().filter(|trusted| !trusted.is_empty());
+            client = client.tls_certs_only(trusted.ok_or(ConfigError::Certificates)?);
         } else if config.relay.scheme() == "http" {
             // Root certificates aren't needed, and may not be there.
             client = client.tls_certs_only([]);
@@ -132,23 +133,30 @@ fn is_event_stream(headers: &HeaderMap) -> bool {
 }
 
 fn unanswered(error: &reqwest::Error) -> Failure {
-    let cause = match (error.is_connect(), error.is_timeout()) {
-        (true, _) => Cause::Unreachable,
-        (false, true) => Cause::Silent,
-        (false, false) => Cause::Broken,
+    let untrusted = causes(error).any(|cause| {
+        matches!(cause.downcast_ref::<rustls::Error>(), Some(rustls::Error::InvalidCertificate(_)))
+    });
+    let cause = match (untrusted, error.is_connect(), error.is_timeout()) {
+        (true, ..) => Cause::Untrusted,
+        (false, true, _) => Cause::Unreachable,
+        (false, false, true) => Cause::Silent,
+        (false, false, false) => Cause::Broken,
     };
     failed(cause, None, root(error))
 }
 
-/// The innermost cause of an error, in which no URL stands.
+/// What an error comes from, outermost first. No URL stands in it.
+fn causes(error: &reqwest::Error) -> impl Iterator<Item = &(dyn Error + 'static)> {
+    std::iter::successors(error.source(), |&error| match error.downcast_ref::<io::Error>() {
+        // An I/O error's source is that of the error it wraps, not the wrapped error.
+        Some(io) => io.get_ref().map(|wrapped| wrapped as &(dyn Error + 'static)),
+        None => error.source(),
+    })
+}
+
+/// The innermost cause of an error, shortened.
 fn root(error: &reqwest::Error) -> String {
-    let mut root: Option<&dyn Error> = None;
-    let mut next = error.source();
-    while let Some(error) = next {
-        root = Some(error);
-        next = error.source();
-    }
-    let text = root.map(ToString::to_string).unwrap_or_default();
+    let text = causes(error).last().map(ToString::to_string).unwrap_or_default();
     text.chars().flat_map(char::escape_debug).take(LONGEST_ERROR).collect()
 }
 

@@ -32,9 +32,16 @@ pub(super) struct Drains {
     /// How many are tried: halved by a refusal, doubled by a success.
     limit: usize,
     job: Option<Job>,
-    /// Whether an attempt at the job raised a position.
+    /// Whether the attempt at the job raised a position.
     advanced: bool,
+    /// Whether the relay has ever said that a replay is complete: then one that isn't said to be isn't.
+    says_complete: bool,
+    /// Attempts in a row that ended in order, without that word and without anything new.
+    fruitless: u32,
 }
+
+/// How many fruitless attempts at a replay make it complete, where the relay doesn't say so.
+const FRUITLESS: u32 = 3;
 
 impl Drains {
     /// Nothing to read; `most` sessions in a request, but one at least.
@@ -48,6 +55,8 @@ impl Drains {
             limit: most,
             job: None,
             advanced: false,
+            says_complete: false,
+            fruitless: 0,
         }
     }
 
@@ -61,6 +70,7 @@ impl Drains {
         self.history = history;
         self.limit = self.most;
         self.job = None;
+        self.fruitless = 0;
     }
 
     /// The live stream is gone: with the next one, everything is asked for anew.
@@ -88,9 +98,21 @@ impl Drains {
         self.advanced = true;
     }
 
-    /// Whether it did.
-    pub(super) fn has_advanced(&self) -> bool {
-        self.advanced
+    /// The relay said that the replay under way is complete.
+    pub(super) fn hear_complete(&mut self) {
+        self.says_complete = true;
+    }
+
+    /// The request under way ended in order, but without a last word: whether it brought everything. Not every
+    /// server has that word, while any of them may be cut off behind a proxy that ends what it passes on in
+    /// order.
+    pub(super) fn ends_complete(&mut self) -> bool {
+        if self.advanced || self.says_complete {
+            self.fruitless = 0;
+            return false;
+        }
+        self.fruitless += 1;
+        self.fruitless >= FRUITLESS
     }
 
     /// When the next request is due; `None` when nothing is left to be read.
@@ -125,6 +147,7 @@ impl Drains {
     /// The request under way brought everything: what it was.
     pub(super) fn finish(&mut self) -> Option<Job> {
         self.limit = self.limit.saturating_mul(2).min(self.most);
+        self.fruitless = 0;
         let job = self.job.take();
         if job == Some(Job::History) {
             self.history = false;

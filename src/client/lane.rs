@@ -11,7 +11,7 @@ use super::connection::{End, Failure, Opening, Wire};
 use super::metrics::{BySkip, Metrics, Skip};
 use super::positions::{Asked, Origin, Positions};
 use super::sse::Item;
-use super::subscription::Lost;
+use super::update::Lost;
 use crate::aep::{Event, Position, ResumeToken};
 
 /// The most events in one update.

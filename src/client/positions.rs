@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 
 use lru::LruCache;
 
-use super::subscription::ResumePoint;
+use super::update::ResumePoint;
 use crate::aep::{Event, Position};
 
 /// How many positions are kept; the least recently advanced is forgotten first.

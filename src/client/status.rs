@@ -24,6 +24,8 @@ pub enum Cause {
     NotFound,
     /// The request itself is refused: for a person to mend.
     Refused,
+    /// The relay's certificate isn't trusted: for a person to mend.
+    Untrusted,
     /// What answers isn't an event stream: for a person to mend.
     NotAStream,
     /// The relay can't answer now.
@@ -48,6 +50,7 @@ impl Cause {
             Self::Unauthorized => "unauthorized",
             Self::NotFound => "not-found",
             Self::Refused => "refused",
+            Self::Untrusted => "untrusted",
             Self::NotAStream => "not-a-stream",
             Self::Unavailable => "unavailable",
             Self::Unreachable => "unreachable",
@@ -61,7 +64,10 @@ impl Cause {
     /// Whether a person has to mend it: no number of attempts does.
     #[must_use]
     pub const fn is_misconfiguration(self) -> bool {
-        matches!(self, Self::Unauthorized | Self::NotFound | Self::Refused | Self::NotAStream)
+        matches!(
+            self,
+            Self::Unauthorized | Self::NotFound | Self::Refused | Self::Untrusted | Self::NotAStream
+        )
     }
 }
 

@@ -38,48 +38,7 @@ use super::metrics::{ByCause, Metrics};
 use super::positions::{Origin, Positions};
 use super::request::{From, Target, Then};
 use super::status::{Board, Cause, Status, StatusHandle};
-use crate::aep::{Event, Position};
-
-/// A saved position: everything up to it was handled.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ResumePoint {
-    /// The emitter.
-    pub source: Box<str>,
-    /// The session.
-    pub session: Box<str>,
-    /// The highest position that was handled.
-    pub position: Position,
-}
-
-/// What a subscription gives.
-#[derive(Debug, Clone)]
-pub enum Update {
-    /// Events in the order they were read, at least one, at most 256; no event is added to a mebibyte of them.
-    /// A session's come in the order of one connection; a drain's and the live stream's are mixed.
-    Events(Vec<Event>),
-    /// Something of a session can't be had any more.
-    Lost(Lost),
-}
-
-/// What can't be had any more of a session: told once, for the caller to log and count.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lost {
-    /// The session.
-    pub session: Box<str>,
-    /// Everything up to here was taken before.
-    pub after: Option<Position>,
-    /// What the relay still has begins here; `None` when it takes no position of this session at all, so that
-    /// nothing may be lost, or anything.
-    pub earliest: Option<Position>,
-}
-
-impl fmt::Display for Lost {
-    /// The positions only: a session's name is for a log's fields.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let show = |position: Option<Position>| position.map_or_else(|| "?".to_owned(), |at| at.to_string());
-        write!(f, "events after {} and before {}", show(self.after), show(self.earliest))
-    }
-}
+use super::update::{Lost, ResumePoint, Update};
 
 /// A relay's events, from where a consumer left off, for as long as it is asked for them.
 pub struct Subscription {
@@ -226,6 +185,7 @@ impl Subscription {
     /// Waits for one thing to happen and goes on from it. Everything that was read has been taken by now.
     async fn turn(&mut self) {
         if self.drain.is_complete() {
+            self.drains.hear_complete();
             return self.drained();
         }
         // A stream that always has something at hand, and nothing to give, mustn't keep the thread.
@@ -336,10 +296,8 @@ impl Subscription {
                 self.retry_drain(cause, retry_after.unwrap_or_default(), &detail);
             }
             Step::Ended(End { cause: Cause::Ended, .. })
-                if !self.drain.is_shutting_down() && !self.drains.has_advanced() =>
+                if !self.drain.is_shutting_down() && self.drains.ends_complete() =>
             {
-                // Not every server says that a replay is complete: one that ends in order and brought nothing
-                // new since the attempt before is.
                 self.drained();
             }
             Step::Ended(End { cause, detail }) => self.retry_drain(cause, Duration::ZERO, &detail),
@@ -404,5 +362,29 @@ impl Subscription {
         let least = if cause.is_misconfiguration() { self.patience.max.max(least) } else { least };
         let wait = self.drain.back_off(self.patience, least, &mut self.random);
         tracing::debug!(reason = cause.as_str(), detail, ?wait, "missed events can't be read yet");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subscription_can_move_between_threads() {
+        fn is_send<T: Send>(_: &T) {}
+        let config = SubscribeConfig::new("http://127.0.0.1:1".parse().unwrap());
+        let mut subscription = Subscription::new(&config, [], Metrics::default()).unwrap();
+        is_send(&subscription);
+        is_send(&subscription.next());
+    }
+
+    #[test]
+    fn certificates_that_are_none_are_refused() {
+        let mut config = SubscribeConfig::new("https://h".parse().unwrap());
+        for pem in ["", "garbage", "-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n"] {
+            config.ca = Some(pem.into());
+            let refused = Subscription::new(&config, [], Metrics::default()).unwrap_err();
+            assert!(matches!(refused, ConfigError::Certificates), "{pem:?}: {refused}");
+        }
     }
 }

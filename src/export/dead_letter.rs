@@ -25,8 +25,8 @@ use std::time::SystemTime;
 
 use super::retry::rfc3339;
 use super::sink::Reason;
-use super::state_dir::private;
-pub(crate) use outbox::{Batch, Desk, Outbox};
+use super::state_dir::{private, private_folder};
+pub(crate) use outbox::{Batch, Desk, Kept, Outbox};
 
 use crate::aep::Event;
 use crate::aep::json::write_string;
@@ -114,7 +114,7 @@ impl Files {
 
     /// Makes the folder and waits for the lock, which ends with the file.
     fn lock(&self) -> io::Result<File> {
-        fs::create_dir_all(&self.folder)?;
+        private_folder(&self.folder)?;
         let lock = private().create(true).truncate(false).open(self.folder.join("lock"))?;
         lock.lock()?;
         Ok(lock)
@@ -270,7 +270,7 @@ pub(crate) mod tests {
     #[test]
     fn a_torn_line_never_swallows_the_next_letter() {
         let (_temp, files, mut letters) = letters(DEFAULT_BOUND);
-        fs::create_dir(&files.folder).unwrap();
+        fs::create_dir_all(&files.folder).unwrap();
         fs::write(&files.current, "{\"event\":{\"ae").unwrap();
         letters.write([letter("1")].iter()).unwrap();
         let text = fs::read_to_string(files.current).unwrap();

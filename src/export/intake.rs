@@ -26,6 +26,12 @@ impl Intake {
         self.wanted.iter().any(|filter| filter.matches(event))
     }
 
+    /// Whether some sink wants every event there is.
+    #[must_use]
+    pub fn wants_everything(&self) -> bool {
+        self.wanted.iter().any(Filter::matches_everything)
+    }
+
     /// Keeps the events that a sink wants and that aren't known yet. Returns once they survive what the spool's
     /// sync says.
     ///

@@ -239,9 +239,10 @@ impl Lanes {
             self.waiting.pop_first();
             self.make_ready(id, now, Turn::Last);
         }
-        let under_way = self.events_in_flight.saturating_add(in_doubt);
+        // With a full batch more, no more than this is under way.
+        let under_way = self.events_in_flight.saturating_add(in_doubt).saturating_add(self.size.count);
         if self.in_flight >= self.bounds.concurrency
-            || under_way >= self.bounds.concurrency.saturating_mul(self.bounds.batch)
+            || under_way > self.bounds.concurrency.saturating_mul(self.bounds.batch)
             || self.due().is_none_or(|due| due > now)
             || (self.stopping && !self.breaker.is_flowing())
         {

@@ -52,16 +52,20 @@
 mod core;
 mod files;
 mod format;
+mod holds;
 mod log;
 mod metrics;
 mod positions;
 mod reader;
+mod recent;
 mod recover;
 mod scan;
 mod segments;
 mod shared;
 #[cfg(test)]
 mod tests;
+mod trouble;
+mod waiters;
 mod writer;
 
 use std::fmt;
@@ -73,14 +77,16 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+pub use holds::Hold;
 pub use metrics::SpoolMetrics;
 pub use positions::{MAX_NAMES, MAX_SESSIONS, ResumePosition};
 pub use reader::{Batch, Reader};
 
-use self::core::{Entry, Opens};
+use self::core::Entry;
 use crate::aep::Event;
 use crate::export::state_dir::{StateDir, StateDirError};
 use shared::Shared;
+use trouble::{Opens, refused};
 
 /// What an acknowledged append survives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -117,6 +123,11 @@ impl SpoolConfig {
         /// The longest segment, in bytes.
         const LONGEST: u64 = 16 << 20;
         (self.max_bytes / 8).min(LONGEST)
+    }
+
+    /// The most that the head of a segment takes, in bytes.
+    fn head_size(&self) -> u64 {
+        scan::wide(format::HEADER.saturating_add(format::RECORD).saturating_add(self.snapshot_size()))
     }
 
     /// The most that the positions at the head of a segment take, in bytes.
@@ -226,8 +237,8 @@ impl Spool {
     }
 
     /// Opens the spool of a state directory; in memory without one, or with [`SpoolSync::Off`]. Blocks. No new
-    /// event gets a number below `floor`. Nothing is freed before the first append or the first hold's end:
-    /// whoever still needs what is there takes a [`hold`](Self::hold) before.
+    /// event gets a number below `floor`. Nothing is freed before the first append or a hold's advance: whoever
+    /// still needs what is there takes a [`hold`](Self::hold) before.
     ///
     /// # Errors
     /// When the spool's folder can't be listed. Damaged files are no error.
@@ -270,7 +281,7 @@ impl Spool {
         let (appended, waiting) = self.0.admit(entries, Instant::now())?;
         if let Some(outcome) = waiting {
             // Whoever holds the other end always answers.
-            outcome.await.unwrap_or_else(|_| Err(shared::closed()))?;
+            outcome.await.unwrap_or_else(|_| Err(refused(UnavailableReason::Closed)))?;
         }
         self.0.metrics.duplicates.inc_by(scan::wide(appended.duplicates));
         Ok(appended)
@@ -285,8 +296,7 @@ impl Spool {
     /// Holds the events from a number on, as long as the value lives.
     #[must_use]
     pub fn hold(&self, from: u64) -> Hold {
-        let id = self.0.core.lock().hold(from);
-        Hold { shared: Arc::clone(&self.0), id }
+        Hold::new(Arc::clone(&self.0), from)
     }
 
     /// The number of the oldest event held; [`end`](Self::end) when there is none.
@@ -349,15 +359,21 @@ impl Spool {
             let changed = self.0.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            if self.0.core.lock().closed {
-                return;
+            let (closed, opens) = {
+                let core = self.0.core.lock();
+                (core.closed, core.opens())
+            };
+            match opens {
+                _ if closed => return,
+                Opens::Now => changed.await,
+                // It failed just now.
+                Opens::WithAChange | Opens::WithAWriteFrom(_) => {}
             }
-            changed.await;
         }
     }
 
     /// Takes no more events, and returns when those that were taken are committed or have failed. Readers go
-    /// on.
+    /// on, and holds that are dropped from now on aren't released.
     ///
     /// # Cancel safety
     /// Cancel safe: it stays closed, and what is under way goes on.
@@ -372,25 +388,5 @@ impl Spool {
             }
             changed.await;
         }
-    }
-}
-
-/// A cursor that holds space: events from its number on are kept. Dropping it releases them.
-#[derive(Debug)]
-pub struct Hold {
-    shared: Arc<Shared>,
-    id: u64,
-}
-
-impl Hold {
-    /// Everything below `number` is done with. It never goes back.
-    pub fn advance(&self, number: u64) {
-        self.shared.release(|core| core.advance(self.id, number));
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        self.shared.release(|core| core.release(self.id));
     }
 }

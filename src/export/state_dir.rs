@@ -103,6 +103,15 @@ impl StateDir {
     }
 }
 
+/// Makes a folder for the owner's eyes only, when it isn't there.
+pub(crate) fn private_folder(path: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(path)
+}
+
 /// Opens files for reading and writing, creating them for the owner's eyes only.
 pub(crate) fn private() -> OpenOptions {
     let mut options = OpenOptions::new();

@@ -33,6 +33,8 @@ pub enum Unrouted {
     Ambiguous,
     /// The one that does declared that it accepts no such command.
     Unsupported,
+    /// The command can't be kept now, and goes nowhere for that.
+    NotKept,
 }
 
 impl Unrouted {
@@ -41,7 +43,7 @@ impl Unrouted {
     pub const fn code(self) -> &'static str {
         match self {
             Self::Unauthorized => "unauthorized",
-            Self::NoRoute => "no-route",
+            Self::NoRoute | Self::NotKept => "no-route",
             Self::Ambiguous => "ambiguous",
             Self::Unsupported => "unsupported",
         }
@@ -53,6 +55,7 @@ impl Unrouted {
         match self {
             Self::Unauthorized => "commands need a token that permits control",
             Self::NoRoute => "no connected emitter takes commands for this session",
+            Self::NotKept => "the relay can't keep events now, and routes no command without",
             Self::Ambiguous => "more than one connected emitter claims this session",
             Self::Unsupported => "the target does not declare this command in control.accepts",
         }

@@ -11,7 +11,7 @@ use lru::LruCache;
 
 use super::buffer::{Buffer, Edge};
 use super::limits::Limits;
-use crate::aep::Event;
+use crate::aep::{Event, Position};
 
 /// What came of offering an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +84,18 @@ impl History {
             self.shrink_one(evicted);
         }
         Admission::Held
+    }
+
+    /// Takes note that a session may have had events up to `position` that aren't here, unless it is known.
+    pub fn assume(&mut self, session: &str, position: Position) {
+        if self.sessions.contains(session) || self.forgotten.contains(session) {
+            return;
+        }
+        // Nothing that arrives from now on was among them.
+        self.forgotten.put(session.into(), Edge { place: (Some(position), 0), arrival: 0 });
+        if self.forgotten.len() > self.limits.remembered() {
+            self.forgotten.pop_lru();
+        }
     }
 
     /// Forgets the least recently written session.

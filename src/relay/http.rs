@@ -1,5 +1,7 @@
 //! The HTTP bindings: routes, and what they share.
 
+mod body;
+mod cloudevents;
 mod connection;
 mod discovery;
 mod ingest;
@@ -44,7 +46,7 @@ struct Shared {
     /// Decides about every request but `/healthz` and preflights.
     access: Access,
     /// Request bodies in memory, in bytes.
-    budget: ingest::Budget,
+    budget: body::Budget,
     started: Instant,
     /// Holds a token for each request that may still admit events.
     ingests: TaskTracker,
@@ -56,7 +58,7 @@ impl Relay {
     /// The bindings of `hub`. `tracker` holds the short tasks that outlive a request.
     #[must_use]
     pub fn new(hub: Hub, limits: Limits, access: Access, tracker: TaskTracker) -> Self {
-        let budget = ingest::Budget::default();
+        let budget = body::Budget::default();
         let (started, ingests) = (Instant::now(), TaskTracker::new());
         Self(Arc::new(Shared { hub, limits, access, budget, started, ingests, tracker }))
     }
@@ -77,7 +79,7 @@ impl Relay {
         &self.0.limits
     }
 
-    fn budget(&self) -> &ingest::Budget {
+    fn budget(&self) -> &body::Budget {
         &self.0.budget
     }
 
@@ -138,6 +140,7 @@ impl Relay {
 fn router(relay: Relay) -> Router {
     Router::new()
         .route("/events", MethodRouter::new().get(discovery::discovery).post(ingest::ingest))
+        .route("/cloudevents", MethodRouter::new().post(cloudevents::ingest))
         .route("/.well-known/aep", get(discovery::discovery))
         .route("/stream", MethodRouter::new().get(stream::get).post(stream::post))
         .route("/socket", get(socket::upgrade))
@@ -152,6 +155,7 @@ fn router(relay: Relay) -> Router {
 async fn method_not_allowed(uri: Uri) -> Refusal {
     let allow = match uri.path() {
         "/events" | "/stream" => "GET, POST, OPTIONS",
+        "/cloudevents" => "POST, OPTIONS",
         _ => "GET, OPTIONS",
     };
     Refusal::MethodNotAllowed { allow }
@@ -161,7 +165,7 @@ async fn method_not_allowed(uri: Uri) -> Refusal {
 /// is counted.
 async fn around(State(relay): State<Relay>, request: Request, next: Next) -> Response {
     let mut response =
-        if request.method() == Method::OPTIONS { preflight() } else { next.run(request).await };
+        if request.method() == Method::OPTIONS { preflight(&request) } else { next.run(request).await };
     if let Some(Refused(code)) = response.extensions().get() {
         relay.hub().metrics().refused(code);
     }
@@ -169,7 +173,7 @@ async fn around(State(relay): State<Relay>, request: Request, next: Next) -> Res
     response
 }
 
-fn preflight() -> Response {
+fn preflight(request: &Request) -> Response {
     let mut response = StatusCode::NO_CONTENT.into_response();
     for (name, value) in [
         (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, OPTIONS"),
@@ -177,6 +181,9 @@ fn preflight() -> Response {
         (header::ACCESS_CONTROL_MAX_AGE, "86400"),
     ] {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    if request.uri().path() == "/cloudevents" {
+        cloudevents::answer_handshake(request.headers(), response.headers_mut());
     }
     response
 }

@@ -17,7 +17,7 @@ use super::limits::Limits;
 use super::log::Log;
 use super::metrics::Metrics;
 use super::subscriber::{Subscriber, Subscription};
-use crate::aep::{Event, Registry, Scope};
+use crate::aep::{Event, Position, Registry, Scope};
 
 /// The relay's core. Cloning shares it.
 #[derive(Debug, Clone)]
@@ -43,6 +43,15 @@ pub(super) struct Shared {
 pub(super) struct State {
     pub(super) log: Log,
     pub(super) history: History,
+}
+
+/// What is known of the time before restored events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Before {
+    /// They are all that there was.
+    Nothing,
+    /// There may have been others.
+    Unknown,
 }
 
 /// Why a command was not taken in.
@@ -130,8 +139,14 @@ impl Hub {
         if events.is_empty() {
             return;
         }
+        let (count, duplicates) = (events.len() as u64, self.enter(events));
+        self.0.metrics.admitted.inc_by(count);
+        self.0.metrics.duplicates.inc_by(duplicates);
+    }
+
+    /// How many were duplicates.
+    fn enter(&self, events: Vec<Event>) -> u64 {
         let metrics = &self.0.metrics;
-        let count = events.len() as u64;
         let mut evicted = Evicted::default();
         let mut duplicates = 0;
         let mut state = self.0.state.lock();
@@ -155,11 +170,31 @@ impl Hub {
             *seen = head.max(*seen);
             further
         });
-        metrics.admitted.inc_by(count);
-        metrics.duplicates.inc_by(duplicates);
         metrics.evicted.inc_by(evicted.events.len() as u64);
         metrics.sessions_forgotten.inc_by(evicted.sessions);
         drop((gone, evicted));
+        duplicates
+    }
+
+    /// Gives the histories events that were admitted before a restart, in their order. With [`Before::Unknown`],
+    /// something may have come before a session's first one.
+    pub fn restore(&self, events: Vec<Event>, before: Before) {
+        if before == Before::Unknown {
+            let mut state = self.0.state.lock();
+            for event in &events {
+                let position = event.position().and_then(Position::before);
+                if let (Some(session), Some(position)) = (event.session(), position) {
+                    state.history.assume(session, position);
+                }
+            }
+        }
+        self.enter(events);
+    }
+
+    /// Takes note that a session had events up to `position` before a restart, which aren't held any more unless
+    /// they were restored.
+    pub fn assume_evicted(&self, session: &str, position: Position) {
+        self.0.state.lock().history.assume(session, position);
     }
 
     /// Registers a reader: what it replays and where it goes live are fixed in one step, so that between the

@@ -20,6 +20,7 @@ use crate::aep::json::JsonError;
 use crate::export::{self, Ends, Export, ExportConfig, ExportError, SpoolConfig, SpoolSync, Summary};
 use crate::relay::auth::{Replaced, TokensError};
 use crate::relay::http::{Relay, Tls, TlsError, serve};
+use crate::relay::hub::Before;
 use crate::relay::{self, Access, Hub, Tokens};
 
 /// What is left of the time for a stop when deliveries are no longer started.
@@ -130,7 +131,8 @@ impl App {
         let admin = listen_for_admins(settings.admin, health).await?;
         let bridge = Arc::new(Bridge::new(export.intake(), config.spool.max_bytes));
         let hub = Hub::keeping(settings.limits, registry, relay_metrics, bridge);
-        refill(&hub, &export, settings.limits.buffer_bytes).await;
+        let everything = export.intake().wants_everything();
+        refill(&hub, &export, settings.limits.buffer_bytes, everything).await;
         let listener = TcpListener::bind(settings.listen)
             .await
             .map_err(|error| AppError::Listen { address: settings.listen, error })?;
@@ -342,14 +344,23 @@ fn open_certificate(files: TlsFiles) -> Result<(Tls, Watch<2>), AppError> {
     Ok((tls, watch))
 }
 
-/// Gives the relay's histories what the spool still holds, so that readers resume across a restart.
-async fn refill(hub: &Hub, export: &Export, bytes: usize) {
+/// Gives the relay's histories what the spool still holds, so that readers resume across a restart. `everything` is
+/// whether the spool was given all that the relay admitted.
+async fn refill(hub: &Hub, export: &Export, bytes: usize, everything: bool) {
     let mut reader = export.last_events(u64::try_from(bytes).unwrap_or(u64::MAX));
+    let whole = everything && reader.place() == 0;
+    let before = if whole { Before::Nothing } else { Before::Unknown };
     let mut count = 0;
     while reader.ready() {
         let events: Vec<_> = reader.next().await.events.into_iter().map(|(_, event)| event).collect();
         count += events.len();
-        hub.admit(events);
+        hub.restore(events, before);
+    }
+    if !whole {
+        // A reader that resumes one of these learns that it has missed something.
+        for saved in export.positions() {
+            hub.assume_evicted(&saved.session, saved.position);
+        }
     }
     if count > 0 {
         tracing::info!(events = count, "histories are refilled from the spool");
@@ -371,7 +382,7 @@ pub(crate) fn config(settings: &ExportSettings, drain: Duration) -> ExportConfig
             keep_bytes: settings.history_bytes.min(settings.spool_bytes / 2),
             recent_bytes: RECENT,
             dedupe: settings.dedupe,
-            keeps_positions: false,
+            keeps_positions: true,
         },
         // With time left for the last write of the cursors.
         drain: LAST_WORDS.min(drain) / 2,

@@ -45,8 +45,7 @@ impl RemoteApp {
     pub async fn start(settings: Settings, relay: &SubscribeConfig) -> Result<Self, AppError> {
         settings.warn_of_unknown();
         let registry = std::sync::Arc::new(schemas::load(settings.schemas.as_deref())?);
-        let mut config = app::config(&settings.export, settings.drain);
-        config.spool.keeps_positions = true;
+        let config = app::config(&settings.export, settings.drain);
         let sync = config.spool.sync;
         app::warn_of_memory(sync);
         let (export_metrics, client_metrics) = (export::Metrics::default(), client::Metrics::default());

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::Cursor;
-use crate::export::state_dir::{StateDir, private};
+use crate::export::state_dir::{StateDir, private, private_folder};
 
 const MAGIC: &[u8; 8] = b"aepcurs1";
 /// Where the records' payloads begin: after their length and checksum, in bytes.
@@ -53,10 +53,7 @@ impl CursorFile {
     /// # Errors
     /// When the folder can't be made. A damaged file is none.
     pub(crate) fn open(dir: Arc<StateDir>, name: &str) -> io::Result<Found> {
-        match fs::create_dir(dir.file(FOLDER)) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-            _ => {}
-        }
+        private_folder(&dir.file(FOLDER))?;
         let name = format!("{FOLDER}/{name}.cursor");
         let file = Self { dir, name, file: None, good: 0 };
         let (cursor, damaged) = match read(&file.dir.file(&file.name)) {

@@ -6,19 +6,21 @@ use std::sync::Arc;
 
 use super::{DeadLetters, Letter};
 use crate::export::lane::Parcel;
-use crate::export::sink::{AnySink, Delivery, Sink};
+use crate::export::sink::{AnySink, Delivery, DeliveryError, Sink};
 
 /// Where dead letters go.
 #[derive(Debug)]
 pub(crate) enum Desk {
     /// Into files.
     Files(DeadLetters),
-    /// To another sink, with why they were refused.
+    /// To another sink, with why they were refused; what that one refuses too, into files.
     Sink {
         /// The sink.
         to: Arc<AnySink>,
         /// The name of the sink that refused them.
         from: String,
+        /// For what `to` refuses.
+        files: DeadLetters,
     },
 }
 
@@ -28,9 +30,12 @@ pub(crate) struct Outbox {
     waiting: Vec<(Parcel, Letter)>,
 }
 
+/// `None` when the runtime is going down.
+type Sending = Pin<Box<dyn Future<Output = Option<(Desk, Batch)>> + Send>>;
+
 enum State {
     Idle(Desk),
-    Sending(Pin<Box<dyn Future<Output = Option<(Desk, Batch)>> + Send>>),
+    Sending(Sending),
     /// The runtime is going down.
     Gone,
 }
@@ -44,11 +49,16 @@ impl std::fmt::Debug for Outbox {
 /// Letters that were kept, or not.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    pub(crate) letters: Vec<(Parcel, Letter)>,
-    /// How many of them, from the first one on, are kept.
-    pub(crate) kept: usize,
+    pub(crate) letters: Vec<(Parcel, Letter, Kept)>,
     /// How many older ones were dropped for them.
     pub(crate) dropped: u64,
+}
+
+/// Whether a letter is where it belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kept {
+    Yes,
+    No,
 }
 
 impl Outbox {
@@ -79,7 +89,7 @@ impl Outbox {
             let letters = std::mem::take(&mut self.waiting);
             self.state = State::Sending(match desk {
                 Desk::Files(files) => Box::pin(write(files, letters)),
-                Desk::Sink { to, from } => Box::pin(deliver(to, from, letters)),
+                Desk::Sink { to, from, files } => Box::pin(deliver(to, from, files, letters)),
             });
         }
     }
@@ -100,23 +110,46 @@ impl Outbox {
     }
 }
 
-async fn write(mut files: DeadLetters, letters: Vec<(Parcel, Letter)>) -> Option<(Desk, Batch)> {
+async fn write(files: DeadLetters, letters: Vec<(Parcel, Letter)>) -> Option<(Desk, Batch)> {
+    let (files, batch) = write_to(files, letters).await?;
+    Some((Desk::Files(files), batch))
+}
+
+async fn write_to(mut files: DeadLetters, letters: Vec<(Parcel, Letter)>) -> Option<(DeadLetters, Batch)> {
     let write = move || {
         let written = files.write(letters.iter().map(|(_, letter)| letter));
-        let kept = if written.is_ok() { letters.len() } else { 0 };
-        (Desk::Files(files), Batch { letters, kept, dropped: written.unwrap_or(0) })
+        let kept = if written.is_ok() { Kept::Yes } else { Kept::No };
+        let letters = letters.into_iter().map(|(parcel, letter)| (parcel, letter, kept)).collect();
+        (files, Batch { letters, dropped: written.unwrap_or(0) })
     };
     tokio::task::spawn_blocking(write).await.ok()
 }
 
-async fn deliver(to: Arc<AnySink>, from: String, letters: Vec<(Parcel, Letter)>) -> Option<(Desk, Batch)> {
-    let mut kept = 0;
-    for (_, letter) in &letters {
-        if let Err(error) = to.deliver(&Delivery::of(letter.annotated(&from))).await {
-            tracing::warn!(sink = from, %error, "the dead letter sink takes no letter; its event is kept and retried");
-            break;
+async fn deliver(
+    to: Arc<AnySink>,
+    from: String,
+    files: DeadLetters,
+    letters: Vec<(Parcel, Letter)>,
+) -> Option<(Desk, Batch)> {
+    let (mut settled, mut refused) = (Vec::new(), Vec::new());
+    for (parcel, letter) in letters {
+        match to.deliver(&Delivery::of(letter.annotated(&from))).await {
+            Ok(()) => settled.push((parcel, letter, Kept::Yes)),
+            Err(DeliveryError::Rejected { reason, .. }) => {
+                tracing::warn!(%reason, "the dead letter sink refuses a letter; it is kept in a file");
+                refused.push((parcel, letter));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the dead letter sink takes no letter now; its event is kept and retried");
+                settled.push((parcel, letter, Kept::No));
+            }
         }
-        kept += 1;
     }
-    Some((Desk::Sink { to, from }, Batch { letters, kept, dropped: 0 }))
+    let (files, mut batch) = if refused.is_empty() {
+        (files, Batch { letters: Vec::new(), dropped: 0 })
+    } else {
+        write_to(files, refused).await?
+    };
+    batch.letters.append(&mut settled);
+    Some((Desk::Sink { to, from, files }, batch))
 }

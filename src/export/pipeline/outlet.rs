@@ -87,23 +87,20 @@ impl Outlet {
                 (cursor, Some(file))
             }
         };
+        let files = DeadLetters::new(
+            dir.map(StateDir::path),
+            name.as_str(),
+            config.target.to_string(),
+            config.max_dead_letters,
+        );
         let desk = match &config.dead_letter_sink {
-            Some(target) => Desk::Sink {
-                to: Arc::new(
-                    AnySink::build(
-                        target,
-                        &SinkOptions { times: config.options.times, ..SinkOptions::default() },
-                    )
-                    .map_err(|error| ExportError::Sink { sink: name.clone(), error })?,
-                ),
-                from: name.to_string(),
-            },
-            None => Desk::Files(DeadLetters::new(
-                dir.map(StateDir::path),
-                name.as_str(),
-                config.target.to_string(),
-                config.max_dead_letters,
-            )),
+            Some(target) => {
+                let options = SinkOptions { times: config.options.times, ..SinkOptions::default() };
+                let to = AnySink::build(target, &options)
+                    .map_err(|error| ExportError::Sink { sink: name.clone(), error })?;
+                Desk::Sink { to: Arc::new(to), from: name.to_string(), files }
+            }
+            None => Desk::Files(files),
         };
         let start = cursor.next();
         Ok(Self {

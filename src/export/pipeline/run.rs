@@ -15,7 +15,7 @@ use super::{Ends, Summary};
 use crate::aep::Event;
 use crate::aep::capture::down_level;
 use crate::export::breaker::Permit;
-use crate::export::dead_letter::{self, Letter};
+use crate::export::dead_letter::{self, Kept, Letter};
 use crate::export::lane::{Departure, Parcel};
 use crate::export::retry::wall_clock;
 use crate::export::seen::{Fingerprint, FingerprintKey};
@@ -257,8 +257,8 @@ impl Run {
     /// Letters are kept, or not.
     fn posted(&mut self, batch: dead_letter::Batch) {
         let now = Instant::now();
-        for (n, (parcel, letter)) in batch.letters.into_iter().enumerate() {
-            if n < batch.kept {
+        for (parcel, letter, kept) in batch.letters {
+            if kept == Kept::Yes {
                 self.summary.dead_letters = self.summary.dead_letters.saturating_add(1);
                 self.outlet.metrics.dead_lettered(letter.reason);
                 self.handled(&parcel, now);

@@ -129,6 +129,10 @@ impl Log {
             && let Err(error) = open.file.sync()
         {
             open.tail = Tail::Lost;
+            // What isn't acknowledged isn't to be found at the next start and taken for durable.
+            if let Err(error) = open.file.truncate(open.length) {
+                tracing::warn!(file = segment_name(open.first), %error, "unsynced end can't be cut off");
+            }
             return Err(error);
         }
         open.length = open.length.saturating_add(wide(self.buffer.len()));

@@ -75,11 +75,12 @@ impl Reader {
         Self { shared, next: from, place: None, committed, job: None, failures: 0 }
     }
 
-    /// Whether something is committed at or after the reader's place, so that [`next`](Self::next) needn't
+    /// Whether something that is committed and held hasn't been read yet, so that [`next`](Self::next) needn't
     /// wait for an append.
     #[must_use]
     pub fn ready(&self) -> bool {
-        self.next < *self.committed.borrow()
+        let core = self.shared.core.lock();
+        self.next.max(core.first()) < core.end
     }
 
     /// The number that the next batch begins at.
@@ -140,7 +141,10 @@ impl Reader {
                 }
             }
             let Some(segment) = segment else {
-                let events = core.recent(self.next, MAX_EVENTS, MAX_BYTES);
+                let skip = self.next.saturating_sub(core.recent_first());
+                let skip = usize::try_from(skip).unwrap_or(usize::MAX);
+                let events = core.recent.batch(skip, MAX_EVENTS, MAX_BYTES);
+                let events: Vec<_> = (self.next..).zip(events).collect();
                 self.next = events.last().map_or(core.end, |(number, _)| number.saturating_add(1));
                 self.place = None;
                 return Some(Batch { events, next: self.next });
@@ -228,7 +232,12 @@ fn read(shared: &Shared, segment: &Segment, scan: Option<Scan>, from: u64) -> io
                 }
                 match Event::parse(&payload) {
                     Ok(event) => events.push((number, event)),
-                    Err(_) => losses.push(Loss { offset, events: 1, why: "a record is no legal event" }),
+                    // Behind the loss before it, if there was one.
+                    Err(_) => losses.push(Loss {
+                        offset: offset.saturating_add(1),
+                        events: 1,
+                        why: "a record is no legal event",
+                    }),
                 }
                 bytes = bytes.saturating_add(payload.len());
                 if events.len() >= MAX_EVENTS || bytes >= MAX_BYTES {

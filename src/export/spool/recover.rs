@@ -31,20 +31,23 @@ pub(super) fn open(
         return Ok(Shared::new(config, metrics, None, core, positions));
     };
     let found = Folder::read(&*files)?;
-    let mut log = Log::new(Arc::clone(&files), config.sync == SpoolSync::Fsync);
+    let durable = config.sync == SpoolSync::Fsync;
+    let mut log = Log::new(Arc::clone(&files), durable);
     let mut list = found.list;
     let mut end = floor;
-    if let Some(last) = list.back_mut() {
-        let resumed = recover_last(&*files, last, &metrics);
+    while let Some(last) = list.back_mut() {
+        let recovered = recover_last(&*files, last, durable, &metrics);
         end = end.max(last.end);
-        match resumed {
+        match recovered {
+            Last::Resumed(file, length) if last.end == end => log.resume(last.first, file, length),
             // A gap in the numbers needs a segment that says so.
-            Some((file, length)) if last.end == end => log.resume(last.first, file, length),
-            _ => {}
+            Last::Resumed(..) | Last::Sealed => {}
+            Last::Discarded => {
+                list.pop_back();
+                continue;
+            }
         }
-        if list.back().is_some_and(|last| last.size == 0) {
-            list.pop_back();
-        }
+        break;
     }
     restore(&*files, &list, &config, &mut seen, &mut positions);
     let core = Core::new(seen, end, Segments::new(list, found.set_aside), Some(Box::new(log)));
@@ -104,12 +107,18 @@ fn read_header(files: &dyn Files, first: u64) -> Option<Header> {
     Header::read(&header)
 }
 
-/// Reads the last segment whole: where its numbers end, and, when it can be written to, its file and length.
-fn recover_last(
-    files: &dyn Files,
-    last: &mut Segment,
-    metrics: &SpoolMetrics,
-) -> Option<(Box<dyn SpoolFile>, u64)> {
+/// What becomes of the last segment.
+enum Last {
+    /// It is written to, being so many bytes long.
+    Resumed(Box<dyn SpoolFile>, u64),
+    /// It is only read.
+    Sealed,
+    /// It held nothing, and is gone.
+    Discarded,
+}
+
+/// Reads the last segment whole: where its numbers end, and what becomes of it.
+fn recover_last(files: &dyn Files, last: &mut Segment, durable: bool, metrics: &SpoolMetrics) -> Last {
     let (name, size) = (last.name(), last.size);
     // No more records than this fit: numbers above aren't believed.
     let most = last.first.saturating_add(size / wide(RECORD)).saturating_add(1);
@@ -132,7 +141,7 @@ fn recover_last(
         Ok(scanned) => scanned,
         Err(error) => {
             tracing::error!(file = name, %error, "the last spool file can't be read");
-            return None;
+            return Last::Sealed;
         }
     };
     last.end = end;
@@ -141,31 +150,39 @@ fn recover_last(
     if last.damaged && end == last.first {
         return discard(files, last, metrics);
     }
-    if last.damaged || lost > 0 || good > size {
+    if last.damaged || lost > 0 {
         tracing::error!(file = name, "the last spool file is damaged; a new one is begun");
         last.damaged = true;
-        return None;
+        return Last::Sealed;
     }
-    let mut file = files.open(&name).ok()?;
-    if cut > 0 {
-        metrics.cut_bytes.inc_by(cut);
-        tracing::warn!(file = name, bytes = cut, "torn end of the spool cut off");
-        last.length = good;
-        if let Err(error) = file.truncate(good) {
-            tracing::warn!(file = name, %error, "torn end of the spool can't be cut off; a new file is begun");
-            return None;
+    last.length = good;
+    let resumed = files.open(&name).and_then(|mut file| {
+        if cut > 0 {
+            metrics.cut_bytes.inc_by(cut);
+            tracing::warn!(file = name, bytes = cut, "torn end of the spool cut off");
+            file.truncate(good)?;
+            last.size = good;
         }
-        last.size = good;
+        if durable {
+            // What is found counts as committed from now on, whoever wrote it.
+            file.sync()?;
+            files.sync()?;
+        }
+        Ok(file)
+    });
+    match resumed {
+        // One that holds no event may lack the positions that it is to begin with: it is begun anew.
+        Ok(_) if end == last.first => Last::Sealed,
+        Ok(file) => Last::Resumed(file, good),
+        Err(error) => {
+            tracing::warn!(file = name, %error, "the last spool file can't be written to; a new one is begun");
+            Last::Sealed
+        }
     }
-    Some((file, good))
 }
 
 /// A last segment without a header and without any record is none.
-fn discard(
-    files: &dyn Files,
-    last: &mut Segment,
-    metrics: &SpoolMetrics,
-) -> Option<(Box<dyn SpoolFile>, u64)> {
+fn discard(files: &dyn Files, last: &mut Segment, metrics: &SpoolMetrics) -> Last {
     let name = last.name();
     metrics.cut_bytes.inc_by(last.size);
     let result = if last.size <= wide(HEADER) {
@@ -176,10 +193,12 @@ fn discard(
         files.rename(&name, &format!("{name}.damaged-0"))
     };
     match result {
-        Ok(()) => last.size = 0,
-        Err(error) => tracing::warn!(file = name, %error, "spool file can't be moved out of the way"),
+        Ok(()) => Last::Discarded,
+        Err(error) => {
+            tracing::warn!(file = name, %error, "spool file can't be moved out of the way");
+            Last::Sealed
+        }
     }
-    None
 }
 
 /// Reads back as many events as the dedupe memory takes, for it and for the positions.

@@ -9,15 +9,15 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::Instant;
 
-use super::core::{Core, Entry, Outcome};
+use super::core::{Core, Entry};
 use super::files::Files;
-use super::format::{HEADER, RECORD};
 use super::log::Log;
 use super::positions::Positions;
 use super::scan::wide;
 use super::segments::{Doomed, Fate};
+use super::waiters::Outcome;
 use super::writer::Writer;
-use super::{Appended, SpoolConfig, SpoolMetrics, SpoolState, Unavailable, UnavailableReason};
+use super::{Appended, SpoolConfig, SpoolMetrics, SpoolState, Unavailable};
 use crate::export::seen::FingerprintKey;
 
 /// One spool.
@@ -47,11 +47,6 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// What an append is told when nobody is left to tell it more.
-pub(super) fn closed() -> Unavailable {
-    Unavailable { reason: UnavailableReason::Closed, retry_after: std::time::Duration::from_secs(1) }
-}
-
 impl Shared {
     pub(super) fn new(
         config: SpoolConfig,
@@ -76,11 +71,6 @@ impl Shared {
         shared
     }
 
-    /// The most that the head of a segment takes, in bytes.
-    pub(super) fn head_size(&self) -> u64 {
-        wide(HEADER.saturating_add(RECORD).saturating_add(self.config.snapshot_size()))
-    }
-
     /// Takes events in and starts the writer: what was new, and what tells when all are committed.
     pub(super) fn admit(
         self: &Arc<Self>,
@@ -99,7 +89,7 @@ impl Shared {
             self.start_writer(log);
             return admitted;
         }
-        let (events, waiting) = core.commit_all(&self.config);
+        let (events, told) = core.commit_all(&self.config);
         let bytes = events.iter().map(|event| wide(event.as_bytes().len())).sum();
         {
             let mut positions = self.positions.lock();
@@ -109,7 +99,7 @@ impl Shared {
         self.metrics.bytes.inc_by(bytes);
         self.publish(&core);
         drop(core);
-        waiting.into_iter().for_each(|done| drop(done.send(Ok(()))));
+        told.tell(&Ok(()));
         admitted
     }
 
@@ -158,11 +148,13 @@ impl Shared {
         self.changed.notify_waiters();
     }
 
-    /// Something is done with.
-    pub(super) fn release(self: &Arc<Self>, change: impl FnOnce(&mut Core)) {
+    /// Moves a hold on, and frees what that releases.
+    pub(super) fn advance(self: &Arc<Self>, hold: u64, number: u64) {
         {
             let mut core = self.core.lock();
-            change(&mut core);
+            if !core.holds.advance(hold, number) {
+                return;
+            }
             core.free(&self.config);
             self.publish(&core);
         }
@@ -249,7 +241,7 @@ impl Shared {
                 if core.segments.size() <= most {
                     return true;
                 }
-                let done = core.done();
+                let done = core.holds.done();
                 core.segments.give_up(done, u64::MAX, most);
                 if !core.segments.any_doomed() && !self.wait_for_removal(&mut core) {
                     return false;
@@ -266,7 +258,7 @@ impl Shared {
         {
             let mut core = self.core.lock();
             if !core.segments.any_doomed() {
-                let (done, size) = (core.done(), core.segments.size());
+                let (done, size) = (core.holds.done(), core.segments.size());
                 core.segments.give_up(done, u64::MAX, size.saturating_sub(1));
             }
             if !core.segments.any_doomed() {

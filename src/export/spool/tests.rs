@@ -2,6 +2,11 @@
 
 use std::num::NonZeroUsize;
 
+mod claims;
+mod crash;
+mod damage;
+mod model;
+
 use super::*;
 use crate::aep::Position;
 
@@ -10,8 +15,9 @@ fn event(id: &str) -> Event {
 }
 
 fn in_session(id: &str, session: &str, seq: u64) -> Event {
+    let session = serde_json::to_string(session).unwrap();
     Event::parse_str(&format!(
-        r#"{{"aep":"0.1","id":"{id}","type":"run.started","time":"2026-07-03T10:14:01Z","source":"aep://h","agent":"a","session":"{session}","seq":{seq}}}"#
+        r#"{{"aep":"0.1","id":"{id}","type":"run.started","time":"2026-07-03T10:14:01Z","source":"aep://h","agent":"a","session":{session},"seq":{seq}}}"#
     ))
     .unwrap()
 }
@@ -40,6 +46,19 @@ fn directory() -> (tempfile::TempDir, Arc<StateDir>) {
 fn open(dir: &Arc<StateDir>, config: SpoolConfig, floor: u64) -> (Spool, SpoolMetrics) {
     let metrics = SpoolMetrics::default();
     (Spool::open(Some(Arc::clone(dir)), config, floor, metrics.clone()).unwrap(), metrics)
+}
+
+/// Waits until nothing is under way.
+async fn settled(spool: &Spool) {
+    loop {
+        let changed = spool.0.changed.notified();
+        tokio::pin!(changed);
+        changed.as_mut().enable();
+        if spool.0.core.lock().is_idle() {
+            return;
+        }
+        changed.await;
+    }
 }
 
 /// Everything committed, from a number on.

@@ -47,7 +47,7 @@ impl Writer {
             let left = log.length().map(|length| whole.saturating_sub(length));
             let task = {
                 let mut core = self.shared.core.lock();
-                let task = core.next_task(left, whole.saturating_sub(self.shared.head_size()));
+                let task = core.next_task(left, whole.saturating_sub(self.shared.config.head_size()));
                 if task.is_none() {
                     core.log = self.log.take();
                 }
@@ -98,16 +98,16 @@ fn write(shared: &Arc<Shared>, log: &mut Log, first: u64, entries: Vec<Entry>, s
         let mut positions = shared.positions.lock();
         entries.iter().for_each(|entry| positions.reach(&entry.event));
     }
-    let waiting = {
+    let told = {
         let mut core = shared.core.lock();
         let end = first.saturating_add(wide(entries.len()));
         core.segments.grow(length, end);
-        let waiting = core.commit(entries, &shared.config);
+        let told = core.commit(entries, &shared.config);
         core.free(&shared.config);
         shared.publish(&core);
-        waiting
+        told
     };
-    waiting.into_iter().for_each(|done| drop(done.send(Ok(()))));
+    told.tell(&Ok(()));
     shared.remove_files();
 }
 
@@ -120,14 +120,14 @@ fn probe(shared: &Arc<Shared>, log: &mut Log, number: u64) {
     });
     match written {
         Ok(length) => {
-            let waiting = {
+            let told = {
                 let mut core = shared.core.lock();
                 core.segments.grow(length, number);
-                let waiting = core.probed();
+                let told = core.works();
                 shared.publish(&core);
-                waiting
+                told
             };
-            waiting.into_iter().for_each(|done| drop(done.send(Ok(()))));
+            told.tell(&Ok(()));
         }
         Err(failure) => fail(shared, &failure, None),
     }
@@ -195,11 +195,11 @@ fn begin(shared: &Arc<Shared>, log: &mut Log, first: u64, bytes: u64) -> Result<
 
 /// Everything that waits fails. The log is put back when it is given.
 fn fail(shared: &Shared, failure: &Failure, log: Option<Box<Log>>) {
-    let (waiting, unavailable) = {
+    let (told, unavailable) = {
         let mut core = shared.core.lock();
         core.log = log;
         let failed = match failure {
-            Failure::NoRoom(wanted) => core.no_room(*wanted),
+            Failure::NoRoom(wanted) => core.no_room(*wanted, &shared.config, Instant::now()),
             Failure::Disk(error) => {
                 shared.metrics.write_failures.inc();
                 let reason = if is_full(error) {
@@ -207,11 +207,11 @@ fn fail(shared: &Shared, failure: &Failure, log: Option<Box<Log>>) {
                 } else {
                     UnavailableReason::Failing(error.to_string().into())
                 };
-                core.fail(&reason, Instant::now())
+                core.fail(reason, Instant::now())
             }
         };
         shared.publish(&core);
         failed
     };
-    waiting.into_iter().for_each(|done| drop(done.send(Err(unavailable.clone()))));
+    told.tell(&Err(unavailable));
 }

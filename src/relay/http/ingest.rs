@@ -1,17 +1,13 @@
 //! `POST /events`: one event, or a batch of lines; all of it or nothing.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
-
 use axum::body::Body;
 use axum::extract::State;
 use axum::response::Response;
 use bytes::BytesMut;
-use http::{HeaderMap, Request, StatusCode, header};
-use http_body_util::BodyExt as _;
+use http::{HeaderMap, Request, StatusCode};
 use serde::Serialize;
 
+use super::body::{self, BUSY, Encoding, LARGE, Share};
 use super::refusal::{Refusal, json};
 use super::{Relay, media_type};
 use crate::aep::{Event, Scope, event};
@@ -20,10 +16,6 @@ use crate::relay::limits::Limits;
 
 /// The header that names the protocol version.
 const VERSION: &str = "aep-version";
-/// Bodies from this size on are read off the threads that serve connections.
-const LARGE: usize = 128 * 1024;
-/// When to come back after the memory for bodies was used up.
-const BUSY: Duration = Duration::from_secs(1);
 
 /// How a body holds events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,52 +26,18 @@ enum Format {
     Lines,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Encoding {
-    Identity,
-    Gzip,
-    Zstd,
+/// A body as it came in.
+pub(super) struct Received {
+    pub(super) bytes: BytesMut,
+    pub(super) encoding: Encoding,
+    /// What it takes of the memory for bodies.
+    pub(super) share: Share,
 }
 
 /// The answer to an accepted request.
 #[derive(Debug, Serialize)]
 struct Accepted {
     accepted: usize,
-}
-
-/// Memory for request bodies, over all requests.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Budget(Arc<AtomicUsize>);
-
-/// A request's share of the [`Budget`], given back when dropped.
-#[derive(Debug)]
-struct Share {
-    budget: Budget,
-    bytes: usize,
-    max: usize,
-}
-
-impl Share {
-    fn of(relay: &Relay) -> Self {
-        Self { budget: relay.budget().clone(), bytes: 0, max: relay.limits().ingest_bytes }
-    }
-
-    fn grow(&mut self, bytes: usize) -> Result<(), Refusal> {
-        self.bytes += bytes;
-        if self.budget.0.fetch_add(bytes, Ordering::Relaxed) + bytes > self.max {
-            return Err(Refusal::Unavailable {
-                reason: "too many request bodies in memory",
-                retry_after: BUSY,
-            });
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.budget.0.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
 }
 
 /// `POST /events`.
@@ -98,16 +56,33 @@ pub(super) async fn ingest(State(relay): State<Relay>, request: Request<Body>) -
             return Err(refusal);
         }
     };
+    let (bytes, share) = body::read_body(&relay, body, &parts.headers).await?;
+    let read = move |bytes: &[u8], limits: &Limits| parse(bytes, format, limits);
+    take_in(&relay, Received { bytes, encoding, share }, read).await
+}
+
+/// Takes in what `read` finds in a body: every event of it, or none.
+pub(super) async fn take_in(
+    relay: &Relay,
+    Received { bytes, encoding, mut share }: Received,
+    read: impl FnOnce(&[u8], &Limits) -> Result<Vec<Event>, Refusal> + Send + 'static,
+) -> Result<Response, Refusal> {
     let limits = *relay.limits();
-    let (bytes, mut share) = read_body(&relay, body, &parts.headers).await?;
-    let mut events = if bytes.len() >= LARGE || encoding != Encoding::Identity {
-        let read = move || parse(&bytes, format, encoding, &limits, &mut share);
+    let large = bytes.len() >= LARGE || encoding != Encoding::Identity;
+    let read = move || {
+        let events = read(&body::decompressed(&bytes, encoding, &limits, &mut share)?, &limits)?;
+        match events.iter().position(|event| event.scope() == Scope::Command) {
+            Some(line) => Err(Refusal::CommandOverHttp { line }),
+            None => Ok(events),
+        }
+    };
+    let mut events = if large {
         // Only a panic or the runtime's end fails the join.
         tokio::task::spawn_blocking(read)
             .await
             .map_err(|_| Refusal::Unavailable { reason: "shutting down", retry_after: BUSY })??
     } else {
-        parse(&bytes, format, encoding, &limits, &mut share)?
+        read()?
     };
     if relay.hub().is_closing() {
         // The readers are gone: who took these events in now would keep them to itself.
@@ -130,86 +105,17 @@ fn read_headers(headers: &HeaderMap) -> Result<(Format, Encoding), Refusal> {
         Some("application/x-ndjson") => Format::Lines,
         _ => return Err(Refusal::MediaType { expected: "application/json or application/x-ndjson" }),
     };
-    let encoding = match headers.get(header::CONTENT_ENCODING).map(|value| value.as_bytes().trim_ascii()) {
-        None => Encoding::Identity,
-        Some(value) if value.eq_ignore_ascii_case(b"identity") => Encoding::Identity,
-        Some(value) if value.eq_ignore_ascii_case(b"gzip") || value.eq_ignore_ascii_case(b"x-gzip") => {
-            Encoding::Gzip
-        }
-        Some(value) if value.eq_ignore_ascii_case(b"zstd") => Encoding::Zstd,
-        Some(_) => return Err(Refusal::Encoding),
-    };
-    Ok((format, encoding))
+    Ok((format, Encoding::of(headers)?))
 }
 
-fn content_length(headers: &HeaderMap) -> Option<usize> {
-    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
-}
-
-/// Reads the whole body. On a refusal with more to come, the rest of the body is given back.
-async fn collect(
-    mut body: Body,
-    announced: Option<usize>,
-    limits: &Limits,
-    share: &mut Share,
-) -> Result<BytesMut, (Refusal, Option<Body>)> {
-    let max_body = limits.max_body;
-    if announced.is_some_and(|length| length > max_body) {
-        return Err((Refusal::PayloadTooLarge { max_bytes: max_body }, Some(body)));
-    }
-    let mut bytes = BytesMut::with_capacity(announced.unwrap_or(0).min(LARGE));
-    loop {
-        match tokio::time::timeout(limits.times.body, body.frame()).await {
-            Err(_) => return Err((Refusal::BodyTimeout, None)),
-            Ok(None) => return Ok(bytes),
-            Ok(Some(Err(_))) => return Err((Refusal::BodyIncomplete, None)),
-            Ok(Some(Ok(frame))) => {
-                // Trailers carry no events.
-                let Ok(data) = frame.into_data() else { continue };
-                if bytes.len() + data.len() > max_body {
-                    return Err((Refusal::PayloadTooLarge { max_bytes: max_body }, Some(body)));
-                }
-                if let Err(refusal) = share.grow(data.len()) {
-                    return Err((refusal, Some(body)));
-                }
-                bytes.extend_from_slice(&data);
-            }
+/// Reads the events of a body: every one of them legal, or a refusal.
+fn parse(bytes: &[u8], format: Format, limits: &Limits) -> Result<Vec<Event>, Refusal> {
+    match format {
+        Format::One => {
+            let event = Event::parse(bytes).map_err(|error| Refusal::Event { error, line: 0 })?;
+            Ok(vec![event])
         }
-    }
-}
-
-/// Reads the events of a body: every one of them legal and none of them a command, or a refusal.
-fn parse(
-    bytes: &[u8],
-    format: Format,
-    encoding: Encoding,
-    limits: &Limits,
-    share: &mut Share,
-) -> Result<Vec<Event>, Refusal> {
-    let decompressed;
-    let bytes = match encoding {
-        Encoding::Identity => bytes,
-        Encoding::Gzip => {
-            decompressed = decompress(flate2::read::MultiGzDecoder::new(bytes), limits.max_body, share)?;
-            &decompressed
-        }
-        Encoding::Zstd => {
-            let mut reader =
-                zstd::stream::read::Decoder::with_buffer(bytes).map_err(|_| Refusal::Compression)?;
-            // Wide enough for what every decoder takes, and no wider than a body may be long.
-            let window = limits.max_body.next_power_of_two().trailing_zeros().clamp(23, 27);
-            reader.window_log_max(window).map_err(|_| Refusal::Compression)?;
-            decompressed = decompress(reader, limits.max_body, share)?;
-            &decompressed
-        }
-    };
-    let events = match format {
-        Format::One => vec![Event::parse(bytes).map_err(|error| Refusal::Event { error, line: 0 })?],
-        Format::Lines => parse_lines(bytes, limits.max_batch)?,
-    };
-    match events.iter().position(|event| event.scope() == Scope::Command) {
-        Some(line) => Err(Refusal::CommandOverHttp { line }),
-        None => Ok(events),
+        Format::Lines => parse_lines(bytes, limits.max_batch),
     }
 }
 
@@ -225,45 +131,3 @@ fn parse_lines(bytes: &[u8], max: usize) -> Result<Vec<Event>, Refusal> {
     Ok(events)
 }
 
-/// Decompresses piece by piece, each counted before it is held.
-fn decompress(
-    mut reader: impl std::io::Read,
-    max_body: usize,
-    share: &mut Share,
-) -> Result<Vec<u8>, Refusal> {
-    let mut out = Vec::new();
-    let mut piece = [0; 16 * 1024];
-    loop {
-        let read = reader.read(&mut piece).map_err(|_| Refusal::Compression)?;
-        if read == 0 {
-            return Ok(out);
-        }
-        if out.len() + read > max_body {
-            return Err(Refusal::PayloadTooLarge { max_bytes: max_body });
-        }
-        share.grow(read)?;
-        out.extend_from_slice(piece.get(..read).unwrap_or_default());
-    }
-}
-
-/// Reads the whole body. A refused one is answered at once; what is still being sent is read for a while, so that its
-/// sender gets to see why.
-async fn read_body(relay: &Relay, body: Body, headers: &HeaderMap) -> Result<(BytesMut, Share), Refusal> {
-    let mut share = Share::of(relay);
-    match collect(body, content_length(headers), relay.limits(), &mut share).await {
-        Ok(bytes) => Ok((bytes, share)),
-        Err((refusal, rest)) => {
-            if let Some(rest) = rest {
-                relay.discard(rest);
-            }
-            Err(refusal)
-        }
-    }
-}
-
-/// For bodies that are one JSON document of the sidecar's own, such as a subscription.
-pub(super) async fn read_document(relay: &Relay, body: Body, headers: &HeaderMap) -> Result<String, Refusal> {
-    let (bytes, _share) = read_body(relay, body, headers).await?;
-    String::from_utf8(bytes.into())
-        .map_err(|_| Refusal::Parameter { name: "body", must: "be a JSON object in UTF-8".into() })
-}

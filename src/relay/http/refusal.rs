@@ -7,6 +7,8 @@ use axum::response::{IntoResponse, Response};
 use http::{HeaderName, HeaderValue, StatusCode, header};
 use serde::Serialize;
 
+use crate::aep::cloudevents::inverse::InverseError;
+use crate::aep::json::JsonError;
 use crate::aep::{EventError, FilterError};
 use crate::relay::auth::Permission;
 use crate::relay::keep::NotKept;
@@ -41,6 +43,13 @@ pub enum Refusal {
     Event {
         /// What is wrong.
         error: EventError,
+        /// Its index in the batch, from 0.
+        line: usize,
+    },
+    /// A CloudEvent that isn't one of our events.
+    CloudEvent {
+        /// What is wrong.
+        error: InverseError,
         /// Its index in the batch, from 0.
         line: usize,
     },
@@ -133,7 +142,13 @@ impl Refusal {
             Self::MediaType { .. } => "unsupported-media-type",
             Self::Encoding => "unsupported-encoding",
             Self::Compression => "invalid-encoding",
-            Self::Event { error, .. } => error.code(),
+            Self::Event { error, .. } | Self::CloudEvent { error: InverseError::Event(error), .. } => error.code(),
+            Self::CloudEvent { error, .. } => match error {
+                InverseError::Foreign(_) => "foreign-event",
+                InverseError::ContentType(_) => "unsupported-media-type",
+                InverseError::Json(JsonError::Syntax(_) | JsonError::Utf8(_)) => "invalid-json",
+                _ => "invalid-event",
+            },
             Self::PayloadTooLarge { .. } => "payload-too-large",
             Self::TooManyEvents { .. } => "too-many-events",
             Self::BodyTimeout => "body-timeout",
@@ -162,7 +177,10 @@ impl Refusal {
             Self::Forbidden { .. } | Self::CommandOverHttp { .. } => StatusCode::FORBIDDEN,
             Self::VersionUnsupported => StatusCode::UPGRADE_REQUIRED,
             Self::MediaType { .. } | Self::Encoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::CloudEvent { error: InverseError::Foreign(_), .. } => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::CloudEvent { error: InverseError::ContentType(_), .. } => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Compression
+            | Self::CloudEvent { .. }
             | Self::Event { .. }
             | Self::BodyIncomplete
             | Self::Filter(_)
@@ -200,6 +218,7 @@ impl Refusal {
             Self::Encoding => detail("content-encoding must be gzip, zstd or identity".into()),
             Self::Compression => detail("the body doesn't decompress as its content-encoding says".into()),
             Self::Event { error, line } => Answer { line: Some(*line), ..detail(error.to_string()) },
+            Self::CloudEvent { error, line } => Answer { line: Some(*line), ..detail(error.to_string()) },
             Self::PayloadTooLarge { max_bytes } => {
                 Answer { error: Some(self.code()), max_bytes: Some(*max_bytes), ..Answer::default() }
             }

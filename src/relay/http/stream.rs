@@ -47,7 +47,7 @@ pub(super) async fn post(State(relay): State<Relay>, request: Request<Body>) -> 
             return Err(refusal);
         }
     };
-    let text = ingest::read_document(&relay, body, &parts.headers).await?;
+    let text = body::read_document(&relay, body, &parts.headers).await?;
     let subscription = parameters::from_body(&text, &parts.headers, relay.limits().max_from)?;
     Ok(open(&relay, principal, subscription))
 }

@@ -2,13 +2,14 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::ws::{Message, WebSocket, close_code};
 use futures_util::stream::SplitStream;
 use futures_util::{FutureExt as _, StreamExt as _};
 use serde_json::value::RawValue;
 use tokio::sync::{Semaphore, mpsc};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{ANSWER_BYTES, Answer, Ending, LONGEST_ID, Progress};
 use crate::aep::event::quoted;
@@ -23,6 +24,9 @@ use crate::relay::keep::NotKept;
 
 /// Events that arrived together are taken in together, up to this many.
 const BATCH: usize = 256;
+
+/// How long a command waits to be kept.
+const COMMAND: Duration = Duration::from_secs(5);
 
 /// Takes what the peer sends.
 pub(super) struct Listener<'c> {
@@ -190,6 +194,8 @@ impl<'c> Listener<'c> {
     }
 
     async fn command(&self, event: Event) -> Result<(), Ending> {
+        // Who gives an order waits for an answer; while nothing can be kept, that is that it goes nowhere.
+        let patience = Instant::now() + COMMAND;
         let routed = loop {
             if !self.principal.may(Permission::Control) {
                 break Err(Unrouted::Unauthorized);
@@ -197,7 +203,11 @@ impl<'c> Listener<'c> {
             match self.relay.hub().command(&event).await {
                 Ok(()) => break Ok(()),
                 Err(Refused::Unrouted(unrouted)) => break Err(unrouted),
-                Err(Refused::NotKept(NotKept::Now { .. })) => self.relay.hub().room().await,
+                Err(Refused::NotKept(NotKept::Now { .. })) => {
+                    if timeout_at(patience, self.relay.hub().room()).await.is_err() {
+                        break Err(Unrouted::NotKept);
+                    }
+                }
                 Err(Refused::NotKept(error @ NotKept::TooLarge { .. })) => {
                     let (code, detail) = ("payload-too-large", error.to_string());
                     let (detail, cause) = (Some(detail.as_str()), Some(event.id()));

@@ -345,8 +345,7 @@ async fn no_event_gets_a_number_below_the_floor() {
         let hold = spool.hold(0);
         spool.append(events(floor * 10..floor * 10 + 3)).await.unwrap();
         assert_eq!(spool.end(), end);
-        let found = read(&spool, 0).await;
-        assert_eq!(found.len() as u64, metrics.held_events.get() as u64 - (end - found.len() as u64));
+        read(&spool, 0).await;
         assert_eq!(metrics.lost_events.get(), 0, "numbers that were never given aren't lost");
         spool.close().await;
         drop(hold);

@@ -139,6 +139,15 @@ pub fn plain_client() -> reqwest::Client {
     reqwest::Client::builder().tls_certs_only([]).build().unwrap()
 }
 
+/// The sidecar as a process of which nothing is expected.
+pub fn start(directory: &Path, variables: &[(&str, &str)]) -> Process {
+    let mut variables = variables.to_vec();
+    if !variables.iter().any(|(name, _)| *name == "AEP_ADMIN_ADDR") {
+        variables.push(("AEP_ADMIN_ADDR", "off"));
+    }
+    Process::start(command(directory, &variables))
+}
+
 /// A sidecar on a free port.
 #[derive(Debug)]
 pub struct Sidecar {

@@ -131,7 +131,6 @@ impl Run {
         if self.model.is_dead() {
             self.restart().await;
         }
-        assert!(self.model.size() <= 12_000, "{} bytes", self.model.size());
         if self.spool.state().borrow().clone() != SpoolState::Writable {
             // Faults come once and are over; want of room stays.
             drop(tokio::time::timeout(Duration::from_mins(2), self.spool.room()).await);
@@ -174,6 +173,7 @@ impl Run {
         // What a batch leaves out that was refused may be given by a later one.
         if outcomes.iter().all(Result::is_ok) {
             assert_eq!(found, wanted, "in order, each once");
+            assert!(found.is_empty() || self.model.size() <= 12_000, "{} bytes", self.model.size());
         }
     }
 

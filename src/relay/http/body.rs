@@ -31,13 +31,13 @@ impl Encoding {
     /// What the headers say.
     pub(super) fn of(headers: &HeaderMap) -> Result<Self, Refusal> {
         Ok(match headers.get(header::CONTENT_ENCODING).map(|value| value.as_bytes().trim_ascii()) {
-        None => Encoding::Identity,
-        Some(value) if value.eq_ignore_ascii_case(b"identity") => Encoding::Identity,
-        Some(value) if value.eq_ignore_ascii_case(b"gzip") || value.eq_ignore_ascii_case(b"x-gzip") => {
-            Encoding::Gzip
-        }
-        Some(value) if value.eq_ignore_ascii_case(b"zstd") => Encoding::Zstd,
-        Some(_) => return Err(Refusal::Encoding),
+            None => Encoding::Identity,
+            Some(value) if value.eq_ignore_ascii_case(b"identity") => Encoding::Identity,
+            Some(value) if value.eq_ignore_ascii_case(b"gzip") || value.eq_ignore_ascii_case(b"x-gzip") => {
+                Encoding::Gzip
+            }
+            Some(value) if value.eq_ignore_ascii_case(b"zstd") => Encoding::Zstd,
+            Some(_) => return Err(Refusal::Encoding),
         })
     }
 }

@@ -130,4 +130,3 @@ fn parse_lines(bytes: &[u8], max: usize) -> Result<Vec<Event>, Refusal> {
     }
     Ok(events)
 }
-

@@ -142,7 +142,9 @@ impl Refusal {
             Self::MediaType { .. } => "unsupported-media-type",
             Self::Encoding => "unsupported-encoding",
             Self::Compression => "invalid-encoding",
-            Self::Event { error, .. } | Self::CloudEvent { error: InverseError::Event(error), .. } => error.code(),
+            Self::Event { error, .. } | Self::CloudEvent { error: InverseError::Event(error), .. } => {
+                error.code()
+            }
             Self::CloudEvent { error, .. } => match error {
                 InverseError::Foreign(_) => "foreign-event",
                 InverseError::ContentType(_) => "unsupported-media-type",
@@ -178,7 +180,9 @@ impl Refusal {
             Self::VersionUnsupported => StatusCode::UPGRADE_REQUIRED,
             Self::MediaType { .. } | Self::Encoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::CloudEvent { error: InverseError::Foreign(_), .. } => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::CloudEvent { error: InverseError::ContentType(_), .. } => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::CloudEvent { error: InverseError::ContentType(_), .. } => {
+                StatusCode::UNSUPPORTED_MEDIA_TYPE
+            }
             Self::Compression
             | Self::CloudEvent { .. }
             | Self::Event { .. }

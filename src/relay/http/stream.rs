@@ -14,7 +14,7 @@ use http::{HeaderName, HeaderValue, Request, header};
 use http_body_util::BodyExt as _;
 
 use super::refusal::Refusal;
-use super::{Relay, ingest, media_type, parameters};
+use super::{Relay, body, media_type, parameters};
 use crate::aep::sse;
 use crate::relay::auth::{Permission, Principal};
 use crate::relay::limits::WRITE_SIZE;

@@ -20,6 +20,8 @@
 //! A response body is read up to 1 KiB, for a dead letter's `detail` only.
 
 pub mod http;
+#[cfg(feature = "kafka")]
+pub mod kafka;
 pub mod options;
 mod secret;
 pub mod stdout;
@@ -33,6 +35,8 @@ use crate::aep::Event;
 use crate::aep::cloudevents::MappingError;
 
 pub use self::http::HttpSink;
+#[cfg(feature = "kafka")]
+pub use self::kafka::KafkaSink;
 pub use self::options::{Mode, SinkOptions, Times};
 pub use self::secret::Secret;
 pub use self::stdout::StdoutSink;
@@ -171,7 +175,7 @@ reasons! {
     Unauthorized "unauthorized",
     /// 404, 410.
     NotFound "not-found",
-    /// 413.
+    /// 413, or larger than the destination takes.
     TooLarge "too-large",
     /// Another status from 400 to 499.
     Status4xx "status-4xx",
@@ -181,6 +185,10 @@ reasons! {
     StatusOther "status-other",
     /// The event can't be mapped to a CloudEvent.
     Mapping "mapping",
+    /// The destination is there and can't take the event for now.
+    Unavailable "unavailable",
+    /// The destination says that the event isn't valid.
+    Invalid "invalid",
     /// The reader of standard output has gone.
     BrokenPipe "broken-pipe",
     /// Writing to the destination failed.
@@ -217,6 +225,9 @@ impl fmt::Display for Reason {
 pub enum AnySink {
     /// Over HTTP. Boxed: it is much the larger one.
     Http(Box<HttpSink>),
+    /// To a Kafka topic.
+    #[cfg(feature = "kafka")]
+    Kafka(Box<KafkaSink>),
     /// To standard output.
     Stdout(StdoutSink),
 }
@@ -269,6 +280,9 @@ impl AnySink {
         match target {
             Target::Http(url) => HttpSink::new(url.clone(), options).map(Box::new).map(Self::Http),
             Target::Stdout => Ok(Self::Stdout(StdoutSink::stdout())),
+            #[cfg(feature = "kafka")]
+            Target::Kafka(brokers) => KafkaSink::new(brokers, options).map(Box::new).map(Self::Kafka),
+            #[cfg(not(feature = "kafka"))]
             Target::Kafka(_) => Err(BuildError::Feature { scheme: "kafka", feature: "kafka" }),
             Target::Nats(_) => Err(BuildError::Feature { scheme: "nats", feature: "nats" }),
             Target::Mqtt(_) => Err(BuildError::Feature { scheme: "mqtt", feature: "mqtt" }),
@@ -283,6 +297,8 @@ impl Sink for AnySink {
     async fn deliver(&self, delivery: &Delivery) -> Result<(), DeliveryError> {
         match self {
             Self::Http(sink) => sink.deliver(delivery).await,
+            #[cfg(feature = "kafka")]
+            Self::Kafka(sink) => sink.deliver(delivery).await,
             Self::Stdout(sink) => sink.deliver(delivery).await,
         }
     }

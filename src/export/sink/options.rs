@@ -1,6 +1,7 @@
 //! What can be set of a sink beside where it is.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use super::secret::Secret;
 
 /// What can be set of a sink beside where it is. Each sink says what it uses; what it doesn't is ignored, but for
 /// [`SinkOptions::own`], whose unknown names are errors.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct SinkOptions {
     /// How events are written.
     pub mode: Mode,
@@ -20,6 +21,20 @@ pub struct SinkOptions {
     pub tls: Tls,
     /// Options of the one protocol, by name: lower case, with dots.
     pub own: BTreeMap<String, String>,
+}
+
+impl fmt::Debug for SinkOptions {
+    /// Of the protocol's own options the names: a value may be a secret, the password of a key for instance.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { mode, times, credentials, tls, own } = self;
+        f.debug_struct("SinkOptions")
+            .field("mode", mode)
+            .field("times", times)
+            .field("credentials", credentials)
+            .field("tls", tls)
+            .field("own", &own.keys())
+            .finish()
+    }
 }
 
 /// How events are written to a sink that knows more than one way.

@@ -389,6 +389,18 @@ async fn closing_waits_for_what_was_taken() {
     assert_eq!(read(&spool, 0).await, numbered(0..1), "readers go on");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_closed_spool_is_never_worth_another_try() {
+    for sync in [SpoolSync::Off, SpoolSync::Write] {
+        let (_temp, dir) = directory();
+        let (spool, _) = open(&dir, config(sync), 0);
+        spool.close().await;
+        let room = tokio::time::timeout(Duration::from_mins(5), spool.room()).await;
+        assert!(room.is_err(), "{sync:?}: who asks again at once would spin");
+        spool.tend().await;
+    }
+}
+
 #[cfg(unix)]
 #[tokio::test]
 async fn only_the_owner_may_read() {

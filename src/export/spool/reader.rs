@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::scan::{Found, Scan};
 use super::segments::{Place, Segment};
@@ -45,6 +46,9 @@ pub struct Reader {
     job: Option<JoinHandle<Result<Read, (Segment, io::Error)>>>,
     /// Reads that failed since the last one that worked.
     failures: u32,
+    /// When the next one may be tried, after one that failed: kept here, so that a call that is dropped doesn't
+    /// shorten the wait.
+    retry_at: Option<Instant>,
 }
 
 impl fmt::Debug for Reader {
@@ -72,7 +76,7 @@ struct Loss {
 impl Reader {
     pub(super) fn new(shared: Arc<Shared>, from: u64) -> Self {
         let committed = shared.committed.subscribe();
-        Self { shared, next: from, place: None, committed, job: None, failures: 0 }
+        Self { shared, next: from, place: None, committed, job: None, failures: 0, retry_at: None }
     }
 
     /// Whether something that is committed and held hasn't been read yet, so that [`next`](Self::next) needn't
@@ -104,12 +108,16 @@ impl Reader {
                         if let Some(batch) = self.failed(&segment, &error) {
                             return batch;
                         }
-                        tokio::time::sleep(BETWEEN_ATTEMPTS).await;
+                        self.retry_at = Instant::now().checked_add(BETWEEN_ATTEMPTS);
                     }
                     // The runtime is going down.
                     Err(_) => return std::future::pending().await,
                 }
                 continue;
+            }
+            if let Some(at) = self.retry_at {
+                tokio::time::sleep_until(at).await;
+                self.retry_at = None;
             }
             self.committed.mark_unchanged();
             if let Some(batch) = self.start() {

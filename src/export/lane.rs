@@ -230,6 +230,13 @@ impl Lanes {
         if full || self.hurried { Some(since) } else { since.checked_add(self.bounds.linger) }
     }
 
+    /// Whether as much is under way as may be: with a full batch more, no more than all of them together hold.
+    fn is_full(&self, in_doubt: usize) -> bool {
+        let under_way = self.events_in_flight.saturating_add(in_doubt).saturating_add(self.size.count);
+        self.in_flight >= self.bounds.concurrency
+            || under_way > self.bounds.concurrency.saturating_mul(self.bounds.batch)
+    }
+
     /// The next parcel to send, when one may be sent now. `in_doubt` is how many events that were acknowledged still
     /// count as under way.
     pub(crate) fn next(&mut self, now: Instant, wall: SystemTime, in_doubt: usize) -> Option<Departure> {
@@ -239,10 +246,7 @@ impl Lanes {
             self.waiting.pop_first();
             self.make_ready(id, now, Turn::Last);
         }
-        // With a full batch more, no more than this is under way.
-        let under_way = self.events_in_flight.saturating_add(in_doubt).saturating_add(self.size.count);
-        if self.in_flight >= self.bounds.concurrency
-            || under_way > self.bounds.concurrency.saturating_mul(self.bounds.batch)
+        if self.is_full(in_doubt)
             || self.due().is_none_or(|due| due > now)
             || (self.stopping && !self.breaker.is_flowing())
         {
@@ -287,10 +291,10 @@ impl Lanes {
         (Parcel { parts }, events, attempt, first)
     }
 
-    /// When [`Lanes::next`] may have something, other than after an outcome; `None` when only an outcome or a new
-    /// event helps.
-    pub(crate) fn wakes_at(&self) -> Option<Instant> {
-        if self.in_flight >= self.bounds.concurrency {
+    /// When [`Lanes::next`] may have something, other than after an outcome, a new event or fewer events in doubt;
+    /// `None` when only these help.
+    pub(crate) fn wakes_at(&self, in_doubt: usize) -> Option<Instant> {
+        if self.is_full(in_doubt) || (self.stopping && !self.breaker.is_flowing()) {
             return None;
         }
         let lane = self.waiting.first().map(|(until, _)| *until);
@@ -473,7 +477,7 @@ mod tests {
             lanes.answered(Permit::Flow);
             lanes.handled(&departure.parcel, now);
         }
-        let wake = lanes.wakes_at().unwrap();
+        let wake = lanes.wakes_at(0).unwrap();
         let again = next(&mut lanes, wake);
         assert_eq!((ids(&again), again.delivery.attempt), (vec!["1-1"], 2));
     }
@@ -489,7 +493,7 @@ mod tests {
         lanes.failed(&two.parcel, two.permit, &refused, now);
         let mut probed = Vec::new();
         for _ in 0..4 {
-            now = lanes.wakes_at().unwrap().max(now + Duration::from_nanos(1));
+            now = lanes.wakes_at(0).unwrap().max(now + Duration::from_nanos(1));
             let probe = next(&mut lanes, now);
             assert!(probe.permit == Permit::Probe && idle(&mut lanes, now));
             probed.push(ids(&probe)[0].to_owned());
@@ -507,11 +511,11 @@ mod tests {
         let (one, two) = (next(&mut lanes, now), next(&mut lanes, now));
         let refused = transient(Reason::Refused);
         lanes.failed(&one.parcel, one.permit, &refused, now);
-        let end = lanes.wakes_at().unwrap();
+        let end = lanes.wakes_at(0).unwrap();
         let probe = next(&mut lanes, end);
-        assert_eq!((probe.permit, lanes.wakes_at()), (Permit::Probe, None));
+        assert_eq!((probe.permit, lanes.wakes_at(0)), (Permit::Probe, None));
         lanes.failed(&probe.parcel, probe.permit, &refused, end);
-        assert!(lanes.wakes_at().is_some());
+        assert!(lanes.wakes_at(0).is_some());
         assert_eq!(lanes.handled(&two.parcel, end).len(), 1);
     }
 
@@ -537,7 +541,7 @@ mod tests {
             admit(&mut lanes, lane, seq, now);
         }
         assert!(idle(&mut lanes, now));
-        let due = lanes.wakes_at().unwrap();
+        let due = lanes.wakes_at(0).unwrap();
         assert_eq!(due - now, Duration::from_millis(50));
         for (lane, seq) in [(2, 2), (2, 3)] {
             admit(&mut lanes, lane, seq, now);
@@ -614,5 +618,23 @@ mod tests {
         lanes.failed(&one.parcel, one.permit, &transient(Reason::Status5xx), now);
         assert_eq!(ids(&next(&mut lanes, now)), ["2-1"], "a first attempt is still made");
         assert!(idle(&mut lanes, now) && lanes.held().0 == 2);
+    }
+
+    #[test]
+    fn who_may_send_nothing_isnt_woken_for_it() {
+        let (mut lanes, now) = (lanes(10, usize::MAX, 1), Instant::now());
+        for lane in 1..4 {
+            admit(&mut lanes, lane, 1, now);
+        }
+        lanes.hurry();
+        assert!(lanes.next(now, WALL, 2).is_none(), "two acknowledgements aren't written down");
+        assert_eq!(lanes.wakes_at(2), None, "only their being written helps");
+        let (one, two) = (next(&mut lanes, now), next(&mut lanes, now));
+        lanes.failed(&one.parcel, one.permit, &transient(Reason::Refused), now);
+        lanes.stop();
+        let late = now + Duration::from_hours(1);
+        assert!(idle(&mut lanes, late), "a pause isn't probed by who stops");
+        assert_eq!(lanes.wakes_at(0), None, "only the other attempt's end helps");
+        lanes.handled(&two.parcel, late);
     }
 }

@@ -324,11 +324,21 @@ impl Spool {
         self.0.state.subscribe()
     }
 
-    /// Returns when an append is worth trying again. While the disk fails, this tries it.
+    /// Returns when an append is worth trying again: never, once the spool is closed. While the disk fails, this
+    /// tries it.
     ///
     /// # Cancel safety
     /// Cancel safe: nothing is lost when it is dropped.
     pub async fn room(&self) {
+        self.opens().await;
+        if self.0.core.lock().closed {
+            // Whoever tries again and again would keep the thread.
+            std::future::pending().await
+        }
+    }
+
+    /// Returns when an append is worth trying again, or the spool is closed.
+    async fn opens(&self) {
         loop {
             let changed = self.0.changed.notified();
             tokio::pin!(changed);
@@ -355,7 +365,7 @@ impl Spool {
     /// Cancel safe: nothing is lost when it is dropped.
     pub async fn tend(&self) {
         loop {
-            self.room().await;
+            self.opens().await;
             let changed = self.0.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();

@@ -82,6 +82,14 @@ impl StateDir {
         File::open(&self.path)?.sync_all()
     }
 
+    /// Whether a damaged file of that name was set aside.
+    pub(crate) fn has_set_aside(&self, name: &str) -> bool {
+        let path = self.file(&format!("{name}.damaged-"));
+        let start = path.file_name().and_then(|start| start.to_str()).unwrap_or_default();
+        let entries = fs::read_dir(path.parent().unwrap_or(&self.path)).into_iter().flatten();
+        entries.flatten().any(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(start)))
+    }
+
     /// Renames a damaged file to `<name>.damaged-<n>`, out of the way and there to be looked at. The numbers
     /// grow; the last [`MAX_DAMAGED`] are kept. The new name.
     pub(crate) fn set_aside(&self, name: &str) -> io::Result<String> {

@@ -53,10 +53,15 @@ impl CursorFile {
     /// # Errors
     /// When the folder can't be made. A damaged file is none.
     pub(crate) fn open(dir: Arc<StateDir>, name: &str) -> io::Result<Found> {
-        private_folder(&dir.file(FOLDER))?;
+        if !dir.file(FOLDER).is_dir() {
+            private_folder(&dir.file(FOLDER))?;
+            dir.sync()?;
+        }
         let name = format!("{FOLDER}/{name}.cursor");
         let file = Self { dir, name, file: None, good: 0 };
         let (cursor, damaged) = match read(&file.dir.file(&file.name)) {
+            // Set aside at an earlier start, which ended before a new one was written.
+            Ok(None) if file.dir.has_set_aside(&file.name) => (Some(Err(Lost)), false),
             Ok(None) => (None, false),
             Ok(Some(bytes)) => {
                 let Contents { cursor, good, damaged } = contents(&bytes);
@@ -130,6 +135,8 @@ impl CursorFile {
             drop(fs::remove_file(&temporary));
         })?;
         fs::rename(&temporary, &path)?;
+        // A sink without a file is a new one, for which nothing of what is there counts: the name must last, too.
+        File::open(self.dir.file(FOLDER))?.sync_all()?;
         self.good = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         self.file = Some(file);
         Ok(())
@@ -343,5 +350,18 @@ mod tests {
         cursor.done(20..30);
         other.file.write(&cursor).unwrap();
         assert_eq!(furthest(&dir, &["s"]), (30, vec![("t".to_owned(), cursor)]));
+    }
+
+    #[test]
+    fn a_damaged_file_that_was_never_replaced_is_still_lost() {
+        let (_temp, dir) = dir();
+        open(&dir).file.write(&Cursor::at(7)).unwrap();
+        fs::write(dir.file("sinks/s.cursor"), b"aepcurs1 and nothing else").unwrap();
+        for start in ["the one that finds it", "one after a start that failed"] {
+            assert_eq!(open(&dir).cursor, Some(Err(Lost)), "{start}");
+        }
+        let mut found = open(&dir);
+        found.file.write(&Cursor::at(5)).unwrap();
+        assert_eq!(open(&dir).cursor, Some(Ok(Cursor::at(5))));
     }
 }

@@ -1,7 +1,7 @@
 //! Dead letters as a person sees them: listed, taken out, put to use again.
 
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read as _, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -94,7 +94,8 @@ impl Shelf {
         Ok(names)
     }
 
-    /// Hands out every letter, the oldest first, until `each` says to stop.
+    /// Hands out every letter that is there when it is called, the oldest first, until `each` says to stop. However
+    /// long that takes, new ones can be written meanwhile.
     ///
     /// # Errors
     /// When the files can't be read, or `each` fails.
@@ -102,11 +103,14 @@ impl Shelf {
         if !self.files.folder.is_dir() {
             return Ok(());
         }
-        let _lock = self.files.lock()?;
-        for path in [&self.files.older, &self.files.current] {
-            for line in lines(path)? {
-                each(Shelved { line: line? })?;
-            }
+        // What is there now, and no longer locked than it takes to say so: whoever reads may be slow, a person with a
+        // pager for instance, and no sink can put down a letter while the lock is held.
+        let files = {
+            let _lock = self.files.lock()?;
+            [lines(&self.files.older)?, lines(&self.files.current)?]
+        };
+        for line in files.into_iter().flatten() {
+            each(Shelved { line: line? })?;
         }
         Ok(())
     }
@@ -157,14 +161,15 @@ fn temporary(path: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// The lines of a file, none when there is no such file. Bytes that aren't UTF-8 are replaced: such a line is no letter.
+/// The lines that a file has now, none when there is no such file. Bytes that aren't UTF-8 are replaced: such a line is no letter.
 fn lines(path: &Path) -> io::Result<impl Iterator<Item = io::Result<String>>> {
     let file = match File::open(path) {
         Ok(file) => Some(file),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
-    let lines = file.map(|file| BufReader::new(file).split(b'\n'));
+    let length = file.as_ref().map_or(Ok(0), |file| file.metadata().map(|metadata| metadata.len()))?;
+    let lines = file.map(|file| BufReader::new(file.take(length)).split(b'\n'));
     Ok(lines.into_iter().flatten().map(|line| line.map(|line| String::from_utf8_lossy(&line).into_owned())))
 }
 
@@ -209,5 +214,26 @@ mod tests {
         }
         assert_eq!(ids(&Shelf::of(temp.path(), "bus")), ["0", "1", "2", "3"]);
         assert!(temp.path().join("dead-letters/bus.jsonl.1").exists());
+    }
+
+    #[test]
+    fn a_slow_reader_keeps_nobody_from_writing() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut letters = DeadLetters::new(Some(temp.path()), "bus", "https://h/p".to_owned(), 2000);
+        letters.write([letter("1"), letter("2")].iter()).unwrap();
+        let shelf = Shelf::of(temp.path(), "bus");
+        let mut read = Vec::new();
+        shelf
+            .read(|shelved| {
+                let lock = private().open(temp.path().join("dead-letters/lock")).unwrap();
+                lock.try_lock().expect("nobody holds the lock while a letter is looked at");
+                drop(lock);
+                // One more of these, and the files change places.
+                letters.write([letter("new")].iter()).unwrap();
+                read.push(shelved.read().unwrap().event().unwrap().id().to_owned());
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!(read, ["1", "2"]);
     }
 }

@@ -156,7 +156,10 @@ impl Run {
     fn wakes_at(&self) -> Option<Instant> {
         match self.stopping {
             Some(deadline) => Some(deadline),
-            None => [self.outlet.lanes.wakes_at(), self.outlet.keeper.wakes_at()].into_iter().flatten().min(),
+            None => {
+                let Outlet { lanes, keeper, .. } = &self.outlet;
+                [lanes.wakes_at(keeper.in_doubt()), keeper.wakes_at()].into_iter().flatten().min()
+            }
         }
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 
 use super::scan::{Found, Scan};
 use super::segments::{Place, Segment};
@@ -41,10 +42,13 @@ pub struct Reader {
     /// Where it is in which segment, told by its first number.
     place: Option<(u64, Scan)>,
     committed: watch::Receiver<u64>,
-    /// The read that is under way.
-    job: Option<JoinHandle<Result<Read, (Segment, io::Error)>>>,
+    /// The read that is under way, and of which segment.
+    job: Option<(Segment, JoinHandle<io::Result<Read>>)>,
     /// Reads that failed since the last one that worked.
     failures: u32,
+    /// When the next one may be tried, after one that failed: kept here, so that a call that is dropped doesn't
+    /// shorten the wait.
+    retry_at: Option<Instant>,
 }
 
 impl fmt::Debug for Reader {
@@ -55,7 +59,6 @@ impl fmt::Debug for Reader {
 
 /// What a read has brought.
 struct Read {
-    segment: Segment,
     scan: Scan,
     batch: Batch,
     losses: Vec<Loss>,
@@ -72,7 +75,7 @@ struct Loss {
 impl Reader {
     pub(super) fn new(shared: Arc<Shared>, from: u64) -> Self {
         let committed = shared.committed.subscribe();
-        Self { shared, next: from, place: None, committed, job: None, failures: 0 }
+        Self { shared, next: from, place: None, committed, job: None, failures: 0, retry_at: None }
     }
 
     /// Whether something that is committed and held hasn't been read yet, so that [`next`](Self::next) needn't
@@ -95,21 +98,29 @@ impl Reader {
     /// Cancel safe: nothing is skipped when it is dropped.
     pub async fn next(&mut self) -> Batch {
         loop {
-            if let Some(job) = &mut self.job {
+            if let Some((segment, job)) = &mut self.job {
                 let result = job.await;
+                let segment = segment.clone();
                 self.job = None;
-                match result {
-                    Ok(Ok(read)) => return self.take(read),
-                    Ok(Err((segment, error))) => {
-                        if let Some(batch) = self.failed(&segment, &error) {
-                            return batch;
-                        }
-                        tokio::time::sleep(BETWEEN_ATTEMPTS).await;
-                    }
+                let error = match result {
+                    Ok(Ok(read)) => return self.take(&segment, read),
+                    Ok(Err(error)) => error,
+                    Err(error) if error.is_panic() => io::Error::other("the read has panicked"),
                     // The runtime is going down.
                     Err(_) => return std::future::pending().await,
+                };
+                self.place = None;
+                if self.is_held(&segment) {
+                    if let Some(batch) = self.failed(&segment, &error) {
+                        return batch;
+                    }
+                    self.retry_at = Instant::now().checked_add(BETWEEN_ATTEMPTS);
                 }
                 continue;
+            }
+            if let Some(at) = self.retry_at {
+                tokio::time::sleep_until(at).await;
+                self.retry_at = None;
             }
             self.committed.mark_unchanged();
             if let Some(batch) = self.start() {
@@ -153,16 +164,16 @@ impl Reader {
         };
         let scan = self.place.take().filter(|(first, _)| *first == segment.first).map(|(_, scan)| scan);
         let (shared, from) = (Arc::clone(&self.shared), self.next);
-        self.job = Some(tokio::task::spawn_blocking(move || {
-            read(&shared, &segment, scan, from).map_err(|error| (segment, error))
-        }));
+        let read_from = segment.clone();
+        let job = tokio::task::spawn_blocking(move || read(&shared, &read_from, scan, from));
+        self.job = Some((segment, job));
         None
     }
 
-    fn take(&mut self, read: Read) -> Batch {
-        let Read { segment, scan, batch, losses } = read;
+    fn take(&mut self, segment: &Segment, read: Read) -> Batch {
+        let Read { scan, batch, losses } = read;
         for loss in &losses {
-            self.report(&segment, loss);
+            self.report(segment, loss);
         }
         self.failures = 0;
         self.place = Some((segment.first, scan));
@@ -170,17 +181,14 @@ impl Reader {
         batch
     }
 
+    /// Whether a segment is still where the reader is: it may have been freed meanwhile.
+    fn is_held(&self, segment: &Segment) -> bool {
+        let place = self.shared.core.lock().segments.place(self.next);
+        matches!(place, Place::In(found) if found.first == segment.first)
+    }
+
     /// After a read that failed: what is given up, when that is due.
     fn failed(&mut self, segment: &Segment, error: &io::Error) -> Option<Batch> {
-        self.place = None;
-        let is_there = matches!(
-            self.shared.core.lock().segments.place(self.next),
-            Place::In(found) if found.first == segment.first
-        );
-        if !is_there {
-            // It was freed meanwhile.
-            return None;
-        }
         self.failures = self.failures.saturating_add(1);
         if self.failures == 1 {
             tracing::warn!(file = segment.name(), %error, "spool file can't be read; tried again");
@@ -254,5 +262,5 @@ fn read(shared: &Shared, segment: &Segment, scan: Option<Scan>, from: u64) -> io
             }
         }
     };
-    Ok(Read { segment: segment.clone(), scan, batch: Batch { events, next }, losses })
+    Ok(Read { scan, batch: Batch { events, next }, losses })
 }

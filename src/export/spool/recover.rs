@@ -30,10 +30,9 @@ pub(super) fn open(
         let core = Core::new(seen, floor, Segments::default(), None);
         return Ok(Shared::new(config, metrics, None, core, positions));
     };
-    let found = Folder::read(&*files)?;
+    let Folder { mut list, mut set_aside } = Folder::read(&*files)?;
     let durable = config.sync == SpoolSync::Fsync;
     let mut log = Log::new(Arc::clone(&files), durable);
-    let mut list = found.list;
     let mut end = floor;
     while let Some(last) = list.back_mut() {
         let recovered = recover_last(&*files, last, durable, &metrics);
@@ -42,15 +41,16 @@ pub(super) fn open(
             Last::Resumed(file, length) if last.end == end => log.resume(last.first, file, length),
             // A gap in the numbers needs a segment that says so.
             Last::Resumed(..) | Last::Sealed => {}
-            Last::Discarded => {
+            Last::Empty if discard(&*files, last, &mut set_aside, &metrics) => {
                 list.pop_back();
                 continue;
             }
+            Last::Empty => {}
         }
         break;
     }
     restore(&*files, &list, &config, &mut seen, &mut positions);
-    let core = Core::new(seen, end, Segments::new(list, found.set_aside), Some(Box::new(log)));
+    let core = Core::new(seen, end, Segments::new(list, set_aside), Some(Box::new(log)));
     Ok(Shared::new(config, metrics, Some(files), core, positions))
 }
 
@@ -113,8 +113,8 @@ enum Last {
     Resumed(Box<dyn SpoolFile>, u64),
     /// It is only read.
     Sealed,
-    /// It held nothing, and is gone.
-    Discarded,
+    /// It has no header and holds no record: it is none.
+    Empty,
 }
 
 /// Reads the last segment whole: where its numbers end, and what becomes of it.
@@ -148,7 +148,7 @@ fn recover_last(files: &dyn Files, last: &mut Segment, durable: bool, metrics: &
     let good = scan.good();
     let cut = size.saturating_sub(good);
     if last.damaged && end == last.first {
-        return discard(files, last, metrics);
+        return Last::Empty;
     }
     if last.damaged || lost > 0 {
         tracing::error!(file = name, "the last spool file is damaged; a new one is begun");
@@ -181,8 +181,13 @@ fn recover_last(files: &dyn Files, last: &mut Segment, durable: bool, metrics: &
     }
 }
 
-/// A last segment without a header and without any record is none.
-fn discard(files: &dyn Files, last: &mut Segment, metrics: &SpoolMetrics) -> Last {
+/// Gets a file that is no segment out of the way: whether it is.
+fn discard(
+    files: &dyn Files,
+    last: &Segment,
+    set_aside: &mut Vec<(String, u64, u64)>,
+    metrics: &SpoolMetrics,
+) -> bool {
     let name = last.name();
     metrics.cut_bytes.inc_by(last.size);
     let result = if last.size <= wide(HEADER) {
@@ -190,15 +195,14 @@ fn discard(files: &dyn Files, last: &mut Segment, metrics: &SpoolMetrics) -> Las
         files.remove(&name)
     } else {
         tracing::error!(file = name, bytes = last.size, "spool file holds nothing readable; set aside");
-        files.rename(&name, &format!("{name}.damaged-0"))
+        let number = set_aside.iter().map(|(_, number, _)| *number).max().unwrap_or(0).saturating_add(1);
+        let aside = format!("{name}.damaged-{number}");
+        files.rename(&name, &aside).map(|()| set_aside.push((aside, number, last.size)))
     };
-    match result {
-        Ok(()) => Last::Discarded,
-        Err(error) => {
-            tracing::warn!(file = name, %error, "spool file can't be moved out of the way");
-            Last::Sealed
-        }
+    if let Err(error) = &result {
+        tracing::warn!(file = name, %error, "spool file can't be moved out of the way");
     }
+    result.is_ok()
 }
 
 /// Reads back as many events as the dedupe memory takes, for it and for the positions.

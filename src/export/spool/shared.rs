@@ -179,10 +179,16 @@ impl Shared {
         }
         let shared = Arc::clone(self);
         drop(runtime.spawn_blocking(move || {
-            while shared.remove_next() == Some(Removal::Done) {}
-            let mut core = shared.core.lock();
-            core.removes = false;
-            shared.publish(&core);
+            loop {
+                let removal = shared.remove_next();
+                let mut core = shared.core.lock();
+                // What was given up meanwhile has found this job running.
+                if removal == Some(Removal::Failed) || !core.segments.any_doomed() {
+                    core.removes = false;
+                    shared.publish(&core);
+                    return;
+                }
+            }
         }));
     }
 

@@ -294,6 +294,23 @@ async fn a_file_that_cannot_be_read_is_tried_again_and_at_last_given_up() {
     assert_eq!(found, numbered(lost..200), "one file's events, and no others");
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_file_that_cant_be_read_gets_its_time_however_often_it_is_asked_for() {
+    let model = Model::default();
+    let (spool, metrics) = open_model(&model, config(SpoolSync::Write));
+    let _hold = spool.hold(0);
+    append_all(&spool, 0..200).await;
+    model.fail_reads(u64::MAX);
+    let mut reader = spool.reader(0);
+    // As a sink that has other things to do meanwhile: each call is dropped long before the next attempt is due.
+    for _ in 0..20 {
+        drop(tokio::time::timeout(Duration::from_millis(100), reader.next()).await);
+    }
+    assert_eq!(metrics.lost_events.get(), 0, "two seconds aren't five attempts a second apart");
+    model.fail_reads(0);
+    assert_eq!(reader.next().await.events.first().map(|(number, _)| *number), Some(0));
+}
+
 #[tokio::test]
 async fn positions_outlast_the_events_that_said_them() {
     let (_temp, dir) = directory();
@@ -387,6 +404,18 @@ async fn closing_waits_for_what_was_taken() {
     assert_eq!(spool.end(), 1);
     append.await.unwrap();
     assert_eq!(read(&spool, 0).await, numbered(0..1), "readers go on");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_closed_spool_is_never_worth_another_try() {
+    for sync in [SpoolSync::Off, SpoolSync::Write] {
+        let (_temp, dir) = directory();
+        let (spool, _) = open(&dir, config(sync), 0);
+        spool.close().await;
+        let room = tokio::time::timeout(Duration::from_mins(5), spool.room()).await;
+        assert!(room.is_err(), "{sync:?}: who asks again at once would spin");
+        spool.tend().await;
+    }
 }
 
 #[cfg(unix)]

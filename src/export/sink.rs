@@ -22,7 +22,15 @@
 pub mod http;
 #[cfg(feature = "kafka")]
 pub mod kafka;
+#[cfg(any(feature = "nats", feature = "redis"))]
+mod link;
+#[cfg(feature = "nats")]
+pub mod nats;
 pub mod options;
+#[cfg(any(feature = "nats", feature = "redis"))]
+mod own;
+#[cfg(feature = "redis")]
+pub mod redis;
 mod secret;
 pub mod stdout;
 mod target;
@@ -37,7 +45,11 @@ use crate::aep::cloudevents::MappingError;
 pub use self::http::HttpSink;
 #[cfg(feature = "kafka")]
 pub use self::kafka::KafkaSink;
+#[cfg(feature = "nats")]
+pub use self::nats::NatsSink;
 pub use self::options::{Mode, SinkOptions, Times};
+#[cfg(feature = "redis")]
+pub use self::redis::RedisSink;
 pub use self::secret::Secret;
 pub use self::stdout::StdoutSink;
 pub use self::target::{Brokers, Target, TargetError};
@@ -165,15 +177,15 @@ reasons! {
     ConnectionLost "connection-lost",
     /// No answer within the time-out.
     Timeout "timeout",
-    /// The answer isn't HTTP, or the request can't be made.
+    /// The answer isn't of the protocol, or the request can't be made.
     Protocol "protocol",
     /// 429.
     Throttled "throttled",
     /// A redirect.
     Redirect "status-3xx",
-    /// 401, 402, 403, 407, 511.
+    /// 401, 402, 403, 407, 511; credentials or a permission refused.
     Unauthorized "unauthorized",
-    /// 404, 410.
+    /// 404, 410; what the events are sent to isn't there.
     NotFound "not-found",
     /// 413, or larger than the destination takes.
     TooLarge "too-large",
@@ -181,6 +193,8 @@ reasons! {
     Status4xx "status-4xx",
     /// A status from 500 to 599.
     Status5xx "status-5xx",
+    /// The destination is there and says that it can't take anything now: full, loading, without a leader.
+    Unavailable "unavailable",
     /// A status outside 200 to 599.
     StatusOther "status-other",
     /// The event can't be mapped to a CloudEvent.
@@ -209,6 +223,7 @@ impl Reason {
                 | Self::Dns
                 | Self::Tls
                 | Self::Throttled
+                | Self::Unavailable
                 | Self::Write
         )
     }
@@ -230,6 +245,12 @@ pub enum AnySink {
     Kafka(Box<KafkaSink>),
     /// To standard output.
     Stdout(StdoutSink),
+    /// To NATS.
+    #[cfg(feature = "nats")]
+    Nats(Box<NatsSink>),
+    /// To Redis.
+    #[cfg(feature = "redis")]
+    Redis(Box<RedisSink>),
 }
 
 /// Why a sink can't be built.
@@ -284,9 +305,15 @@ impl AnySink {
             Target::Kafka(brokers) => KafkaSink::new(brokers, options).map(Box::new).map(Self::Kafka),
             #[cfg(not(feature = "kafka"))]
             Target::Kafka(_) => Err(BuildError::Feature { scheme: "kafka", feature: "kafka" }),
+            #[cfg(feature = "nats")]
+            Target::Nats(url) => NatsSink::new(url, options).map(Box::new).map(Self::Nats),
+            #[cfg(not(feature = "nats"))]
             Target::Nats(_) => Err(BuildError::Feature { scheme: "nats", feature: "nats" }),
             Target::Mqtt(_) => Err(BuildError::Feature { scheme: "mqtt", feature: "mqtt" }),
             Target::Amqp(_) => Err(BuildError::Feature { scheme: "amqp", feature: "amqp" }),
+            #[cfg(feature = "redis")]
+            Target::Redis(url) => RedisSink::new(url, options).map(Box::new).map(Self::Redis),
+            #[cfg(not(feature = "redis"))]
             Target::Redis(_) => Err(BuildError::Feature { scheme: "redis", feature: "redis" }),
             Target::File(_) => Err(BuildError::Feature { scheme: "file", feature: "file" }),
         }
@@ -300,6 +327,10 @@ impl Sink for AnySink {
             #[cfg(feature = "kafka")]
             Self::Kafka(sink) => sink.deliver(delivery).await,
             Self::Stdout(sink) => sink.deliver(delivery).await,
+            #[cfg(feature = "nats")]
+            Self::Nats(sink) => sink.deliver(delivery).await,
+            #[cfg(feature = "redis")]
+            Self::Redis(sink) => sink.deliver(delivery).await,
         }
     }
 }

@@ -10,6 +10,9 @@ use super::settings::LogFormat;
 const QUIET: [&str; 7] =
     ["h2", "hyper", "hyper_util", "reqwest", "rustls", "tokio_tungstenite", "tungstenite"];
 
+/// Libraries that log as errors what the export expects, counts and logs itself: a lost connection, a refusal.
+const SILENT: [&str; 1] = ["async_nats"];
+
 /// Why logging can't start.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
@@ -29,6 +32,9 @@ pub fn start(filter: &str, format: LogFormat) -> Result<(), TelemetryError> {
     let mut filter = EnvFilter::builder().parse(filter)?;
     for library in QUIET {
         filter = filter.add_directive(format!("{library}=info").parse()?);
+    }
+    for library in SILENT {
+        filter = filter.add_directive(format!("{library}=off").parse()?);
     }
     let json = match format {
         LogFormat::Auto => !std::io::stderr().is_terminal(),

@@ -155,10 +155,7 @@ impl Sink for HttpSink {
                 self.answered.store(true, Ordering::Relaxed);
                 judge(response).await
             }
-            Err(error) => Err(match failure(&error) {
-                Failure::Transient(reason) => DeliveryError::Transient { reason, retry_after: None },
-                Failure::Misconfigured(reason) => DeliveryError::Misconfigured { reason },
-            }),
+            Err(error) => Err(failure(&error).into()),
         }
     }
 }
@@ -229,9 +226,18 @@ async fn body(mut response: Response) -> String {
 
 /// What an attempt without an answer says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Failure {
+pub(super) enum Failure {
     Transient(Reason),
     Misconfigured(Reason),
+}
+
+impl From<Failure> for DeliveryError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Transient(reason) => Self::Transient { reason, retry_after: None },
+            Failure::Misconfigured(reason) => Self::Misconfigured { reason },
+        }
+    }
 }
 
 fn failure(error: &reqwest::Error) -> Failure {
@@ -246,14 +252,14 @@ fn failure(error: &reqwest::Error) -> Failure {
 
 /// When an attempt failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     ConnectTimeout,
     Connect,
     Timeout,
     Exchange,
 }
 
-fn failure_in(phase: Phase, error: &(dyn Error + 'static)) -> Failure {
+pub(super) fn failure_in(phase: Phase, error: &(dyn Error + 'static)) -> Failure {
     let (mut refused, mut unreachable, mut lost) = (false, false, false);
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(current) = cause {

@@ -1,0 +1,61 @@
+//! What the sinks share in reading their own part of the configuration.
+
+use percent_encoding::percent_decode_str;
+use reqwest::Url;
+
+use super::{BuildError, SinkOptions};
+
+/// Refuses options of the protocol's own that none of `known` names.
+pub(super) fn refuse_unknown(options: &SinkOptions, known: &[&str]) -> Result<(), BuildError> {
+    let variable = |name: &str| format!("OPT_{}", name.to_ascii_uppercase().replace('.', "_"));
+    match options.own.keys().find(|name| !known.contains(&name.as_str())) {
+        None => Ok(()),
+        Some(name) => {
+            let known: Vec<_> = known.iter().map(|name| variable(name)).collect();
+            Err(BuildError::setting(
+                variable(name),
+                format!("is no option here, only {} are", known.join(", ")),
+            ))
+        }
+    }
+}
+
+/// An option that is one of the two.
+pub(super) fn flag(options: &SinkOptions, name: &str, default: bool) -> Result<bool, BuildError> {
+    match options.own.get(name).map(String::as_str) {
+        None => Ok(default),
+        Some("true" | "1") => Ok(true),
+        Some("false" | "0") => Ok(false),
+        Some(_) => {
+            Err(BuildError::setting(format!("OPT_{}", name.to_ascii_uppercase()), "must be true or false"))
+        }
+    }
+}
+
+/// The URL's path without its first slash, its percent-encoding undone: parsing encodes what no URL can hold.
+pub(super) fn path(url: &Url) -> Result<String, BuildError> {
+    let path = url.path().trim_matches('/');
+    match percent_decode_str(path).decode_utf8() {
+        Ok(path) => Ok(path.into_owned()),
+        Err(_) => {
+            Err(BuildError::setting("the URL's path", "must be UTF-8 once its percent-encoding is undone"))
+        }
+    }
+}
+
+/// A part of a URL, its percent-encoding undone.
+pub(super) fn decoded(part: &str) -> String {
+    percent_decode_str(part).decode_utf8_lossy().into_owned()
+}
+
+/// Whether the certificates that are named can be read: better said now than at the first connection.
+pub(super) fn check_files(options: &SinkOptions) -> Result<(), BuildError> {
+    let tls = &options.tls;
+    let identity = tls.identity.iter().flat_map(|(certificate, key)| [certificate, key]);
+    for path in tls.ca.iter().chain(identity) {
+        if let Err(error) = std::fs::File::open(path) {
+            return Err(BuildError::File { path: path.clone(), error });
+        }
+    }
+    Ok(())
+}

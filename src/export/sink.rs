@@ -13,12 +13,19 @@
 //! | 600 and above | misconfigured | as above |
 //! | refused, unreachable, DNS, connect time-out | transient | the sink pauses, one probe at a time |
 //! | closed or reset before the whole head of an answer, time-out | transient | the event is retried |
+//! | 415 to a compressed body | misconfigured | as above: it is the compression that isn't understood |
 //! | a certificate isn't trusted, or the client's isn't | misconfigured | as above |
 //! | other TLS failures | transient | the sink pauses |
+//! | the token endpoint refuses the client, or gives no token | misconfigured | as above |
+//! | the token endpoint doesn't answer, or with 408, 425, 429 or another 5xx | transient | the sink pauses |
+//! | the endpoint was asked for its consent and doesn't give it | misconfigured | as above |
+//! | no sink is bound where one is expected | misconfigured | events wait in the spool |
 //! | standard output closed | closed | the pipeline ends |
 //!
 //! A response body is read up to 1 KiB, for a dead letter's `detail` only.
 
+#[cfg(feature = "file")]
+pub mod file;
 pub mod http;
 pub mod options;
 mod secret;
@@ -32,6 +39,8 @@ use std::time::Duration;
 use crate::aep::Event;
 use crate::aep::cloudevents::MappingError;
 
+#[cfg(feature = "file")]
+pub use self::file::FileSink;
 pub use self::http::HttpSink;
 pub use self::options::{Mode, SinkOptions, Times};
 pub use self::secret::Secret;
@@ -167,9 +176,9 @@ reasons! {
     Throttled "throttled",
     /// A redirect.
     Redirect "status-3xx",
-    /// 401, 402, 403, 407, 511.
+    /// 401, 402, 403, 407, 511; no permission to write a file.
     Unauthorized "unauthorized",
-    /// 404, 410.
+    /// 404, 410; a directory that isn't one.
     NotFound "not-found",
     /// 413.
     TooLarge "too-large",
@@ -179,6 +188,14 @@ reasons! {
     Status5xx "status-5xx",
     /// A status outside 200 to 599.
     StatusOther "status-other",
+    /// The OAuth token endpoint can't be reached, or isn't well.
+    TokenEndpoint "token-endpoint",
+    /// The OAuth token endpoint refuses the client.
+    TokenRefused "token-refused",
+    /// The endpoint doesn't consent to being sent events.
+    NoConsent "no-consent",
+    /// No sink is bound.
+    NoSink "no-sink",
     /// The event can't be mapped to a CloudEvent.
     Mapping "mapping",
     /// The reader of standard output has gone.
@@ -201,6 +218,7 @@ impl Reason {
                 | Self::Dns
                 | Self::Tls
                 | Self::Throttled
+                | Self::TokenEndpoint
                 | Self::Write
         )
     }
@@ -217,8 +235,13 @@ impl fmt::Display for Reason {
 pub enum AnySink {
     /// Over HTTP. Boxed: it is much the larger one.
     Http(Box<HttpSink>),
+    /// To files.
+    #[cfg(feature = "file")]
+    File(FileSink),
     /// To standard output.
     Stdout(StdoutSink),
+    /// To nowhere yet.
+    Unbound,
 }
 
 /// Why a sink can't be built.
@@ -274,7 +297,11 @@ impl AnySink {
             Target::Mqtt(_) => Err(BuildError::Feature { scheme: "mqtt", feature: "mqtt" }),
             Target::Amqp(_) => Err(BuildError::Feature { scheme: "amqp", feature: "amqp" }),
             Target::Redis(_) => Err(BuildError::Feature { scheme: "redis", feature: "redis" }),
+            #[cfg(feature = "file")]
+            Target::File(directory) => FileSink::new(directory.clone(), options).map(Self::File),
+            #[cfg(not(feature = "file"))]
             Target::File(_) => Err(BuildError::Feature { scheme: "file", feature: "file" }),
+            Target::Unbound => Ok(Self::Unbound),
         }
     }
 }
@@ -283,7 +310,10 @@ impl Sink for AnySink {
     async fn deliver(&self, delivery: &Delivery) -> Result<(), DeliveryError> {
         match self {
             Self::Http(sink) => sink.deliver(delivery).await,
+            #[cfg(feature = "file")]
+            Self::File(sink) => sink.deliver(delivery).await,
             Self::Stdout(sink) => sink.deliver(delivery).await,
+            Self::Unbound => Err(DeliveryError::Misconfigured { reason: Reason::NoSink }),
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::export::cursor::{Cursor, CursorFile, Keeper};
 use crate::export::dead_letter::{DeadLetters, Desk, Outbox};
 use crate::export::lane::{Bounds, Lanes};
 use crate::export::metrics::{Metrics, SinkMetrics};
+use crate::export::sink::options::Web;
 use crate::export::sink::{AnySink, SinkOptions};
 use crate::export::spool::{Hold, Reader, Spool};
 use crate::export::state_dir::StateDir;
@@ -90,11 +91,8 @@ impl Outlet {
         let desk = match &config.dead_letter_sink {
             Some(target) => Desk::Sink {
                 to: Arc::new(
-                    AnySink::build(
-                        target,
-                        &SinkOptions { times: config.options.times, ..SinkOptions::default() },
-                    )
-                    .map_err(|error| ExportError::Sink { sink: name.clone(), error })?,
+                    AnySink::build(target, &alike(&config.options))
+                        .map_err(|error| ExportError::Sink { sink: name.clone(), error })?,
                 ),
                 from: name.to_string(),
             },
@@ -122,6 +120,12 @@ impl Outlet {
             name,
         })
     }
+}
+
+/// What holds of a sink's options for the one that its dead letters go to.
+fn alike(options: &SinkOptions) -> SinkOptions {
+    let web = Web { proxies: options.web.proxies.clone(), ..Web::default() };
+    SinkOptions { times: options.times, web, ..SinkOptions::default() }
 }
 
 /// The cursor, moved on to what the spool still holds.

@@ -674,4 +674,102 @@ mod tests {
     fn an_empty_variable_is_not_set() {
         assert!(read(&[("AEP_TOKEN", ""), ("CE_SINK", ""), ("AEP_PORT", "")]).unwrap().token.is_none());
     }
+
+    #[test]
+    fn knative_binds_a_sink_where_none_is_set() {
+        let dir = tempfile::tempdir().unwrap();
+        let token = dir.path().join("token");
+        std::fs::write(&token, "s3cret\n").unwrap();
+        let bound = [
+            ("K_SINK", "http://broker/ns"),
+            ("K_CE_OVERRIDES", r#"{"extensions":{"team":"blue"}}"#),
+            ("K_CA_CERTS", "pem"),
+            ("CE_OIDC_TOKEN_FILE", token.to_str().unwrap()),
+        ];
+        let sink = read(&bound).unwrap().export.sinks.remove(0);
+        assert_eq!((sink.name.as_str(), sink.target.to_string()), ("default", "http://broker/ns".to_owned()));
+        assert_eq!(sink.options.web.overrides.names().collect::<Vec<_>>(), ["team"]);
+        assert_eq!(sink.options.web.also_trusted.as_deref(), Some("pem"));
+        assert_eq!(&*sink.options.credentials.token.unwrap().current(), "s3cret");
+        let sink = read(&[&bound[..], &[("CE_SINK", "http://own/")]].concat()).unwrap().export.sinks.remove(0);
+        assert_eq!(sink.target.to_string(), "http://own/");
+        assert!(sink.options.credentials.token.is_none() && sink.options.web.also_trusted.is_none());
+        let sink = read(&[&bound[..], &[("CE_TOKEN", "own")]].concat()).unwrap().export.sinks.remove(0);
+        assert_eq!(&*sink.options.credentials.token.unwrap().current(), "own");
+    }
+
+    #[test]
+    fn where_knative_is_to_bind_a_sink_none_is_nowhere() {
+        let target = |variables: &[(&str, &str)]| read(variables).unwrap().export.sinks.remove(0).target;
+        assert_eq!(target(&[("AEP_EXPECT_K_SINK", "true")]), Target::Unbound);
+        assert_eq!(target(&[]), Target::Stdout);
+        for own in [("K_SINK", "http://h/"), ("CE_SINK", "http://h/")] {
+            assert_eq!(target(&[("AEP_EXPECT_K_SINK", "true"), own]).to_string(), "http://h/");
+        }
+        for (name, value) in [
+            ("K_SINK", "kafka://h/t"),
+            ("K_SINK", "broker"),
+            ("K_CE_OVERRIDES", "team=blue"),
+            ("CE_OIDC_TOKEN_FILE", "/does/not/exist"),
+        ] {
+            let wrong = read(&[(name, value)]).unwrap_err();
+            assert!(wrong.len() == 1 && wrong[0].starts_with(name), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn proxies_are_what_the_environment_says_unless_a_sink_says_otherwise() {
+        let environment = [
+            ("http_proxy", "http://user:hunter2@lower:1"),
+            ("HTTPS_PROXY", "secure:2"),
+            ("https_proxy", "http://not-this"),
+            ("no_proxy", "10.0.0.0/8,.svc"),
+            ("CE_SINKS", "a,b,c"),
+            ("CE_SINK_A_URL", "http://a/"),
+            ("CE_SINK_B_URL", "http://b/"),
+            ("CE_SINK_B_PROXY", "none"),
+            ("CE_SINK_C_URL", "http://c/"),
+            ("CE_SINK_C_PROXY", "socks5://other:3"),
+        ];
+        let settings = read(&environment).unwrap();
+        assert!(!format!("{settings:?}").contains("hunter2"));
+        let proxies: Vec<_> = settings
+            .export
+            .sinks
+            .iter()
+            .map(|sink| &sink.options.web.proxies)
+            .map(|proxies| {
+                let host = |url: &Option<reqwest::Url>| url.as_ref().map(|url| url.host_str().unwrap().to_owned());
+                (host(&proxies.http), host(&proxies.https), proxies.except.as_str())
+            })
+            .collect();
+        let some = |host: &str| Some(host.to_owned());
+        assert_eq!(proxies[0], (some("lower"), some("secure"), "10.0.0.0/8,.svc"));
+        assert_eq!(proxies[1], (None, None, ""));
+        assert_eq!(proxies[2], (some("other"), some("other"), ""));
+        let all = read(&[("ALL_PROXY", "all:1"), ("HTTP_PROXY", "http:1")]).unwrap();
+        let all = &all.export.sinks[0].options.web.proxies;
+        assert_eq!(all.http, reqwest::Url::parse("http://http:1").ok());
+        assert_eq!(all.https, reqwest::Url::parse("http://all:1").ok());
+        let wrong = read(&[("HTTP_PROXY", "ftp://hunter2"), ("CE_PROXY", "hunter2:x")]).unwrap_err();
+        assert!(wrong.len() == 2 && !wrong.concat().contains("hunter2"), "{wrong:?}");
+    }
+
+    #[test]
+    fn an_oauth_client_may_be_set_in_part_for_all_and_in_part_for_one() {
+        let common = [
+            ("CE_SINKS", "a"),
+            ("CE_SINK_A_URL", "http://a/"),
+            ("CE_OAUTH_TOKEN_URL", "https://id/token"),
+            ("CE_OAUTH_SCOPE", "events"),
+            ("CE_SINK_A_OAUTH_CLIENT_ID", "me"),
+        ];
+        let whole = [&common[..], &[("CE_SINK_A_OAUTH_CLIENT_SECRET", "hunter2")]].concat();
+        let settings = read(&whole).unwrap();
+        assert!(!format!("{settings:?}").contains("hunter2"));
+        let client = settings.export.sinks[0].options.web.oauth.clone().unwrap();
+        assert_eq!((client.client_id.as_str(), client.scope.as_deref()), ("me", Some("events")));
+        let wrong = read(&common).unwrap_err();
+        assert!(wrong.len() == 1 && wrong[0].contains("CE_SINK_A_OAUTH_CLIENT_SECRET go together"), "{wrong:?}");
+    }
 }

@@ -16,6 +16,9 @@ const MAX_BODY: usize = 1024;
 /// How long an answer's body is waited for once its head is there.
 const BODY_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// What the client says when a proxy wants to know who it is before it opens a tunnel.
+const PROXY_ASKS: &str = "tunnel error: proxy authorization required";
+
 /// What a status says about the attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
@@ -142,6 +145,10 @@ fn failure_in(phase: Phase, error: &(dyn Error + 'static)) -> Failure {
         }
         if let Some(tls) = current.downcast_ref::<rustls::Error>() {
             return tls_failure(tls);
+        }
+        // The error's type can't be named from here, only what it says.
+        if phase == Phase::Connect && current.to_string() == PROXY_ASKS {
+            return Failure::Misconfigured(Reason::Unauthorized);
         }
         if let Some(h2) = current.downcast_ref::<h2::Error>() {
             lost |= h2.is_go_away() || h2.is_reset() || h2.is_io();

@@ -194,11 +194,13 @@ impl Plan {
 
     /// Nothing but the configured proxies: the environment's are among them where they are wanted.
     fn proxied(&self, client: ClientBuilder) -> Result<ClientBuilder, BuildError> {
+        let names: Vec<&str> = self.proxies.except.split(',').map(str::trim).collect();
+        // The client takes an asterisk for any name, but not for any address.
+        if names.contains(&"*") {
+            return Ok(client.no_proxy());
+        }
         // A name with all its subdomains is also written with an asterisk, which would match nothing here.
-        let names = self.proxies.except.split(',').map(str::trim);
-        let names: Vec<&str> = names
-            .map(|name| name.strip_prefix('*').filter(|rest| !rest.is_empty()).unwrap_or(name))
-            .collect();
+        let names: Vec<&str> = names.into_iter().map(|name| name.strip_prefix('*').unwrap_or(name)).collect();
         let except = NoProxy::from_string(&names.join(","));
         let unusable = |_| BuildError::setting("PROXY", "can't be used as a proxy");
         let mut client = client.no_proxy();

@@ -110,3 +110,25 @@ impl Consent {
         tokio::time::sleep_until(at).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_keep_the_pace_that_was_asked_for() {
+        let consent = Consent::new(&Own::read(&BTreeMap::new()).unwrap());
+        let start = Instant::now();
+        for _ in 0..5 {
+            consent.turn().await;
+        }
+        assert_eq!(start.elapsed(), Duration::ZERO, "there is no limit");
+        consent.pace.lock().interval = Duration::from_secs(1);
+        for n in 0..5 {
+            consent.turn().await;
+            assert_eq!(start.elapsed(), Duration::from_secs(n));
+        }
+    }
+}

@@ -189,3 +189,52 @@ async fn granted(response: Response) -> Result<Held, DeliveryError> {
 fn encoded(text: &str) -> String {
     utf8_percent_encode(text, PLAIN).to_string()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(status: u16, body: &str) -> Response {
+        http::Response::builder().status(status).body(body.to_owned()).unwrap().into()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_is_replaced_shortly_before_its_end() {
+        for (life, replaced, ends) in [
+            ("3600", 3540, 3600),
+            ("100", 80, 100),
+            ("\"100\"", 80, 100),
+            ("5", 4, 5),
+            ("0", 0, 0),
+            ("null", 240, 300),
+        ] {
+            let body = format!(r#"{{"access_token":"t","token_type":"Bearer","expires_in":{life}}}"#);
+            let now = Instant::now();
+            let held = granted(answer(200, &body)).await.unwrap();
+            let seconds = |at: Instant| at.duration_since(now).as_secs();
+            assert_eq!((seconds(held.replace_at), seconds(held.ends_at)), (replaced, ends), "{life}");
+            assert!(held.value.is_sensitive());
+        }
+    }
+
+    #[tokio::test]
+    async fn what_gives_no_token_is_told_apart() {
+        let transient = |retry_after| DeliveryError::Transient { reason: Reason::TokenEndpoint, retry_after };
+        for (status, body, expected) in [
+            (200, "{}", REFUSED),
+            (200, "<html>", REFUSED),
+            (200, r#"{"access_token":"a\nb"}"#, REFUSED),
+            (200, r#"{"access_token":"t","token_type":"mac"}"#, REFUSED),
+            (400, r#"{"error":"invalid_client"}"#, REFUSED),
+            (401, "", REFUSED),
+            (404, "", REFUSED),
+            (302, "", REFUSED),
+            (429, "", transient(None)),
+            (500, "", transient(None)),
+            (503, "", transient(None)),
+        ] {
+            let given = granted(answer(status, body)).await;
+            assert_eq!(given.map(|_| ()), Err(expected), "{status} {body}");
+        }
+    }
+}

@@ -66,8 +66,7 @@ fn golden(test: &str) -> Vec<Event> {
 
 fn config(target: &str, change: impl FnOnce(&mut SinkOptions)) -> ExportConfig {
     let mut config = ExportConfig::new(Target::parse(target).unwrap());
-    config.sinks[0].retry =
-        RetryPolicy { initial: Duration::from_millis(1), max: Duration::from_millis(10) };
+    config.sinks[0].retry = RetryPolicy { initial: Duration::from_millis(1), max: Duration::from_millis(10) };
     change(&mut config.sinks[0].options);
     config
 }
@@ -141,11 +140,8 @@ async fn every_event_arrives_once_in_structured_and_in_batch_mode() {
     let (summary, _) =
         export(&config(&endpoint.url("/in"), |options| options.mode = Mode::Batch), sent.clone()).await;
     assert_eq!(summary, delivered(sent.len()));
-    let batches: Vec<Vec<Value>> = endpoint
-        .requests()
-        .iter()
-        .map(|request| serde_json::from_slice(&request.body).unwrap())
-        .collect();
+    let batches: Vec<Vec<Value>> =
+        endpoint.requests().iter().map(|request| serde_json::from_slice(&request.body).unwrap()).collect();
     assert!(batches.len() < sent.len());
     arrived(batches.concat(), &sent);
 }
@@ -182,13 +178,19 @@ async fn every_event_in_binary_mode_is_one_to_the_public_sdk() {
     assert_eq!(bodies.len(), sent.len());
     for event in &sent {
         let expected: Value = serde_json::from_slice(&CloudEvent::of(event).unwrap().structured()).unwrap();
-        let same = |body: &&Value| plain(&body["id"]) == expected["id"] && plain(&body["source"]) == expected["source"];
+        let same = |body: &&Value| {
+            plain(&body["id"]) == expected["id"] && plain(&body["source"]) == expected["source"]
+        };
         let found: Vec<&Value> = bodies.iter().filter(same).collect();
         assert_eq!(found.len(), 1, "{expected}");
         for (name, value) in expected.as_object().unwrap() {
             let body = &found[0][name];
             match name.as_str() {
-                "data" => assert_eq!(body, value),
+                "data" => {
+                    let bytes = found[0]["data_base64"].as_str().unwrap();
+                    let bytes = base64::engine::general_purpose::STANDARD.decode(bytes).unwrap();
+                    assert_eq!(&serde_json::from_slice::<Value>(&bytes).unwrap(), value);
+                }
                 // It is rewritten to UTC by the SDK.
                 "time" => assert!(body.is_string()),
                 _ => assert_eq!(plain(body), plain(value), "{name} of {expected}"),
@@ -209,7 +211,10 @@ async fn binary_headers_are_encoded_unless_asked_otherwise() {
         assert_eq!(export(&config, sent).await.0, delivered(2));
         let [first, second] = &endpoint.requests()[..] else { panic!("two requests") };
         assert_eq!(first.header("ce-subject"), Some(subject));
-        assert_eq!((first.header("content-type"), &*first.body), (Some("application/json"), &br#"{"z":1.0}"#[..]));
+        assert_eq!(
+            (first.header("content-type"), &*first.body),
+            (Some("application/json"), &br#"{"z":1.0}"#[..])
+        );
         assert_eq!((second.header("content-type"), &*second.body), (None, &b""[..]));
         assert_eq!(second.header("ce-type"), Some("dev.aep.run.started"));
     }
@@ -281,7 +286,8 @@ async fn secrets_are_read_again_from_their_files() {
 /// A token endpoint that gives `token-1`, `token-2`, …
 async fn issuer(life: u64) -> Endpoint {
     Endpoint::start(move |n, _| {
-        let body = json!({"access_token": format!("token-{}", n + 1), "token_type": "bearer", "expires_in": life});
+        let body =
+            json!({"access_token": format!("token-{}", n + 1), "token_type": "bearer", "expires_in": life});
         Answer::json(200, body.to_string())
     })
     .await
@@ -305,7 +311,9 @@ async fn one_token_does_for_everyone_and_is_asked_for_by_the_book() {
         own(options, "oauth.audience", "sink");
     });
     assert_eq!(export(&with_client, sent).await.0, delivered(50));
-    assert!(endpoint.requests().iter().all(|request| request.header("authorization") == Some("Bearer token-1")));
+    assert!(
+        endpoint.requests().iter().all(|request| request.header("authorization") == Some("Bearer token-1"))
+    );
     let [asked] = &issuer.requests()[..] else { panic!("asked more than once") };
     assert_eq!((asked.method.as_str(), asked.path.as_str()), ("POST", "/token"));
     let form = "grant_type=client_credentials&scope=events%20write&audience=sink";
@@ -329,8 +337,11 @@ async fn a_token_that_has_ended_is_replaced() {
     let (issuer, endpoint) = (issuer(0).await, taking().await);
     let config = config(&endpoint.url("/"), |options| client(options, &issuer));
     assert_eq!(export(&config, events("s", 3)).await.0, delivered(3));
-    let shown: Vec<_> =
-        endpoint.requests().iter().map(|request| request.header("authorization").unwrap().to_owned()).collect();
+    let shown: Vec<_> = endpoint
+        .requests()
+        .iter()
+        .map(|request| request.header("authorization").unwrap().to_owned())
+        .collect();
     assert_eq!(shown, ["Bearer token-1", "Bearer token-2", "Bearer token-3"]);
 }
 
@@ -402,7 +413,10 @@ fn verified(requests: &[Request], secrets: &[String]) -> Option<()> {
     use std::io::Write as _;
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let target = Path::new(env!("CARGO_BIN_EXE_aep-sidecar")).ancestors().nth(2).unwrap().to_owned();
-    let made = std::process::Command::new(root.join("scripts/sdk-venv")).arg(target.join("sdk-venv")).output().unwrap();
+    let made = std::process::Command::new(root.join("scripts/sdk-venv"))
+        .arg(target.join("sdk-venv"))
+        .output()
+        .unwrap();
     if !made.status.success() {
         let why = String::from_utf8_lossy(&made.stderr).into_owned();
         writeln!(std::io::stderr(), "SKIPPED: signatures_are_good_to_the_public_library: {why}").unwrap();
@@ -631,11 +645,11 @@ async fn a_proxy_is_gone_through_unless_the_address_is_excepted() {
         let url = Proxies::url(&format!("http://user:pass@{}", proxy.address));
         Proxies { http: url, https: None, except: except.to_owned() }
     };
-    let proxied = |target: &str, except: &str| {
-        config(target, |options| options.web.proxies = through(except))
-    };
+    let proxied =
+        |target: &str, except: &str| config(target, |options| options.web.proxies = through(except));
     let far = "http://sink.example.invalid/in?key=k";
-    for (target, except) in [(far, ""), (far, "10.0.0.0/8, example.com"), (&*endpoint.url("/"), "10.0.0.0/8")] {
+    for (target, except) in [(far, ""), (far, "10.0.0.0/8, example.com"), (&*endpoint.url("/"), "10.0.0.0/8")]
+    {
         assert_eq!(export(&proxied(target, except), events("s", 1)).await.0, delivered(1));
         let seen = proxy.requests().pop().unwrap();
         assert_eq!(seen.path, target, "the whole URL is asked for");
@@ -728,7 +742,9 @@ async fn http_2_is_spoken_without_asking_and_goes_on_after_a_goodbye() {
 #[tokio::test]
 async fn http_2_is_spoken_where_a_tls_server_chooses_it() {
     let authority = Authority::new("h2");
-    for (http2, alpn, expected) in [("auto", &[b"h2".to_vec()][..], 1), ("off", &[b"h2".to_vec(), b"http/1.1".to_vec()], 0)] {
+    for (http2, alpn, expected) in
+        [("auto", &[b"h2".to_vec()][..], 1), ("off", &[b"h2".to_vec(), b"http/1.1".to_vec()], 0)]
+    {
         let mut server_config = authority.server(None);
         server_config.alpn_protocols = alpn.to_vec();
         let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(server_config));
@@ -771,5 +787,8 @@ fn an_option_that_no_http_sink_has_is_refused() {
     let complaint = refused("http://h/", |options| own(options, "linger.ms", "1"));
     assert!(complaint.contains("OPT_LINGER_MS is no option of HTTP sinks: OPT_COMPRESSION"), "{complaint}");
     let complaint = refused("http://h/", |options| options.web.signing = Some(Secret::fixed("hunter2")));
-    assert!(complaint.contains("WEBHOOK_SECRET must be whsec_") && !complaint.contains("hunter2"), "{complaint}");
+    assert!(
+        complaint.contains("WEBHOOK_SECRET must be whsec_") && !complaint.contains("hunter2"),
+        "{complaint}"
+    );
 }

@@ -691,7 +691,8 @@ mod tests {
         assert_eq!(sink.options.web.overrides.names().collect::<Vec<_>>(), ["team"]);
         assert_eq!(sink.options.web.also_trusted.as_deref(), Some("pem"));
         assert_eq!(&*sink.options.credentials.token.unwrap().current(), "s3cret");
-        let sink = read(&[&bound[..], &[("CE_SINK", "http://own/")]].concat()).unwrap().export.sinks.remove(0);
+        let sink =
+            read(&[&bound[..], &[("CE_SINK", "http://own/")]].concat()).unwrap().export.sinks.remove(0);
         assert_eq!(sink.target.to_string(), "http://own/");
         assert!(sink.options.credentials.token.is_none() && sink.options.web.also_trusted.is_none());
         let sink = read(&[&bound[..], &[("CE_TOKEN", "own")]].concat()).unwrap().export.sinks.remove(0);
@@ -739,7 +740,8 @@ mod tests {
             .iter()
             .map(|sink| &sink.options.web.proxies)
             .map(|proxies| {
-                let host = |url: &Option<reqwest::Url>| url.as_ref().map(|url| url.host_str().unwrap().to_owned());
+                let host =
+                    |url: &Option<reqwest::Url>| url.as_ref().map(|url| url.host_str().unwrap().to_owned());
                 (host(&proxies.http), host(&proxies.https), proxies.except.as_str())
             })
             .collect();
@@ -770,6 +772,9 @@ mod tests {
         let client = settings.export.sinks[0].options.web.oauth.clone().unwrap();
         assert_eq!((client.client_id.as_str(), client.scope.as_deref()), ("me", Some("events")));
         let wrong = read(&common).unwrap_err();
-        assert!(wrong.len() == 1 && wrong[0].contains("CE_SINK_A_OAUTH_CLIENT_SECRET go together"), "{wrong:?}");
+        assert!(
+            wrong.len() == 1 && wrong[0].contains("CE_SINK_A_OAUTH_CLIENT_SECRET go together"),
+            "{wrong:?}"
+        );
     }
 }

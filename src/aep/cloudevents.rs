@@ -21,10 +21,12 @@
 
 mod binary;
 pub mod inverse;
+mod overrides;
 pub mod sdk;
 
 pub use binary::{Binary, HeaderValues};
 pub use inverse::{Inverse, InverseError};
+pub use overrides::{Overrides, OverridesError};
 
 use super::envelope::{Attribute, Scalar};
 use super::event::Event;
@@ -99,6 +101,8 @@ pub enum Value<'e> {
 #[derive(Debug, Clone, Copy)]
 pub struct CloudEvent<'e> {
     event: &'e Event,
+    /// What stands instead of the event's own extension attributes of the same names, and after the others.
+    overrides: Option<&'e Overrides>,
 }
 
 impl<'e> CloudEvent<'e> {
@@ -108,9 +112,15 @@ impl<'e> CloudEvent<'e> {
     /// When an extension attribute collides with an attribute that the mapping writes.
     pub fn of(event: &'e Event) -> Result<Self, MappingError> {
         match event.extensions().find(|extension| is_written_by_mapping(extension.name)) {
-            None => Ok(Self { event }),
+            None => Ok(Self { event, overrides: None }),
             Some(extension) => Err(MappingError::Collision(extension.name.to_owned())),
         }
+    }
+
+    /// The same with these extension attributes, whatever the event had of their names.
+    #[must_use]
+    pub fn overridden(self, overrides: &'e Overrides) -> Self {
+        Self { overrides: Some(overrides), ..self }
     }
 
     /// The event that is carried.
@@ -157,16 +167,23 @@ impl<'e> CloudEvent<'e> {
                 each(mapped, value);
             }
         }
-        if let Some(value) = string(Attribute::Traceparent) {
+        let overrides = self.overrides.map_or(&[][..], Overrides::all);
+        let is_overridden = |name: &str| overrides.iter().any(|one| one.name == name);
+        if let Some(value) = string(Attribute::Traceparent)
+            && !is_overridden("traceparent")
+        {
             each("traceparent", value);
         }
-        for extension in event.extensions() {
+        for extension in event.extensions().filter(|extension| !is_overridden(extension.name)) {
             let value = match extension.value {
                 Scalar::String(text) => Value::String { text, json: extension.json },
                 Scalar::Integer(value) => integer(value),
                 Scalar::Boolean(value) => Value::Boolean(value),
             };
             each(extension.name, value);
+        }
+        for one in overrides {
+            each(&one.name, Value::String { text: &one.text, json: &one.json });
         }
     }
 

@@ -13,12 +13,19 @@
 //! | 600 and above | misconfigured | as above |
 //! | refused, unreachable, DNS, connect time-out | transient | the sink pauses, one probe at a time |
 //! | closed or reset before the whole head of an answer, time-out | transient | the event is retried |
+//! | 415 to a compressed body | misconfigured | as above: it is the compression that isn't understood |
 //! | a certificate isn't trusted, or the client's isn't | misconfigured | as above |
 //! | other TLS failures | transient | the sink pauses |
+//! | the token endpoint refuses the client, or gives no token | misconfigured | as above |
+//! | the token endpoint doesn't answer, or with 408, 425, 429 or another 5xx | transient | the sink pauses |
+//! | the endpoint was asked for its consent and doesn't give it | misconfigured | as above |
+//! | no sink is bound where one is expected | misconfigured | events wait in the spool |
 //! | standard output closed | closed | the pipeline ends |
 //!
 //! A response body is read up to 1 KiB, for a dead letter's `detail` only.
 
+#[cfg(feature = "file")]
+pub mod file;
 pub mod http;
 #[cfg(feature = "kafka")]
 pub mod kafka;
@@ -42,6 +49,8 @@ use std::time::Duration;
 use crate::aep::Event;
 use crate::aep::cloudevents::MappingError;
 
+#[cfg(feature = "file")]
+pub use self::file::FileSink;
 pub use self::http::HttpSink;
 #[cfg(feature = "kafka")]
 pub use self::kafka::KafkaSink;
@@ -197,10 +206,16 @@ reasons! {
     Unavailable "unavailable",
     /// A status outside 200 to 599.
     StatusOther "status-other",
+    /// The OAuth token endpoint can't be reached, or isn't well.
+    TokenEndpoint "token-endpoint",
+    /// The OAuth token endpoint refuses the client.
+    TokenRefused "token-refused",
+    /// The endpoint doesn't consent to being sent events.
+    NoConsent "no-consent",
+    /// No sink is bound.
+    NoSink "no-sink",
     /// The event can't be mapped to a CloudEvent.
     Mapping "mapping",
-    /// The destination is there and can't take the event for now.
-    Unavailable "unavailable",
     /// The destination says that the event isn't valid.
     Invalid "invalid",
     /// The reader of standard output has gone.
@@ -224,6 +239,7 @@ impl Reason {
                 | Self::Tls
                 | Self::Throttled
                 | Self::Unavailable
+                | Self::TokenEndpoint
                 | Self::Write
         )
     }
@@ -251,6 +267,11 @@ pub enum AnySink {
     /// To Redis.
     #[cfg(feature = "redis")]
     Redis(Box<RedisSink>),
+    /// To files.
+    #[cfg(feature = "file")]
+    File(FileSink),
+    /// To nowhere yet.
+    Unbound,
 }
 
 /// Why a sink can't be built.
@@ -315,7 +336,11 @@ impl AnySink {
             Target::Redis(url) => RedisSink::new(url, options).map(Box::new).map(Self::Redis),
             #[cfg(not(feature = "redis"))]
             Target::Redis(_) => Err(BuildError::Feature { scheme: "redis", feature: "redis" }),
+            #[cfg(feature = "file")]
+            Target::File(directory) => FileSink::new(directory.clone(), options).map(Self::File),
+            #[cfg(not(feature = "file"))]
             Target::File(_) => Err(BuildError::Feature { scheme: "file", feature: "file" }),
+            Target::Unbound => Ok(Self::Unbound),
         }
     }
 }
@@ -331,6 +356,9 @@ impl Sink for AnySink {
             Self::Nats(sink) => sink.deliver(delivery).await,
             #[cfg(feature = "redis")]
             Self::Redis(sink) => sink.deliver(delivery).await,
+            #[cfg(feature = "file")]
+            Self::File(sink) => sink.deliver(delivery).await,
+            Self::Unbound => Err(DeliveryError::Misconfigured { reason: Reason::NoSink }),
         }
     }
 }

@@ -17,7 +17,7 @@ use super::settings::{AdminAddress, ExportSettings, Settings, TlsFiles};
 use super::shutdown::Shutdown;
 use super::watch::{Watch, WatchError};
 use crate::aep::json::JsonError;
-use crate::export::{self, Ends, Export, ExportConfig, ExportError, SpoolConfig, SpoolSync, Summary};
+use crate::export::{self, Ends, Export, ExportConfig, ExportError, SpoolConfig, SpoolSync, Summary, Target};
 use crate::relay::auth::{Replaced, TokensError};
 use crate::relay::http::{Relay, Tls, TlsError, serve};
 use crate::relay::hub::Before;
@@ -126,7 +126,7 @@ impl App {
         export_metrics.register(&mut counters);
         relay_metrics.register(counters.sub_registry_with_prefix("aep"));
         let export = Export::open(&config, &registry, export_metrics)?;
-        let health = Health::new(export.intake().state(), counters);
+        let health = bound(Health::new(export.intake().state(), counters), &settings.export);
         let stopping = health.stopping();
         let admin = listen_for_admins(settings.admin, health).await?;
         let bridge = Arc::new(Bridge::new(export.intake(), config.spool.max_bytes));
@@ -265,6 +265,17 @@ impl App {
             Err(_) => Err(AppError::Overdue(drain)),
         }
     }
+}
+
+/// Ready only once there is a sink, where Knative is to bind one.
+pub(super) fn bound(health: Health, settings: &ExportSettings) -> Health {
+    if !settings.sinks.iter().any(|sink| sink.target == Target::Unbound) {
+        return health;
+    }
+    tracing::error!("K_SINK is not set: events wait in the spool until the process starts with it");
+    health.and(Box::new(|| {
+        Some("sink: K_SINK is not set: is there a SinkBinding whose subject this pod is of?".to_owned())
+    }))
 }
 
 /// Says what a stop came to.

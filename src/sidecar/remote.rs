@@ -66,6 +66,7 @@ impl RemoteApp {
             Status::Failing(cause) => Some(format!("feed: AEP_RELAY: {}", cause.as_str())),
         });
         let health = Health::new(export.intake().state(), counters).and(feed);
+        let health = app::bound(health, &settings.export);
         let stopping = health.stopping();
         let admin = app::listen_for_admins(settings.admin, health).await?;
         tracing::info!(relay = %relay.relay, "exporting from another relay");

@@ -12,17 +12,23 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+mod given;
 mod sinks;
+mod surroundings;
 mod table;
 mod value;
 
+use given::{Given, collect};
 use sinks::{Named, RawSink};
+use surroundings::{RawSurroundings, Surroundings};
 pub use table::{VARIABLES, Variable};
 pub use value::{AdminAddress, LogFormat, Setting};
-use value::{Field, Millis, RelayUrl, SinkNames, Size};
+use value::{Field, Millis, ProxyChoice, ProxyUrl, RelayUrl, SinkNames, Size};
 
+use crate::aep::cloudevents::Overrides;
 use crate::aep::{Capture, Filter};
 use crate::client::{FilterText, Secret, SubscribeConfig};
+use crate::export::sink::options::Endpoint;
 use crate::export::{Mode, SinkConfig, SpoolSync, Target};
 use crate::relay::limits::Times;
 use crate::relay::{Limits, Token};
@@ -126,6 +132,7 @@ struct Raw {
     aep_spool_sync: Field<SpoolSync>,
     aep_spool_max_bytes: Field<Size>,
     aep_spool_keep_bytes: Field<Size>,
+    aep_expect_k_sink: Field<bool>,
     aep_drain: Field<Duration>,
     aep_log: Field<String>,
     aep_log_format: Field<LogFormat>,
@@ -146,9 +153,25 @@ struct Raw {
     ce_token: Field<String>,
     ce_username: Field<String>,
     ce_password: Field<String>,
+    ce_headers: Field<String>,
+    ce_oauth_token_url: Field<Endpoint>,
+    ce_oauth_client_id: Field<String>,
+    ce_oauth_client_secret: Field<String>,
+    ce_oauth_scope: Field<String>,
+    ce_webhook_secret: Field<String>,
+    ce_webhook_validate: Field<bool>,
+    ce_proxy: Field<ProxyChoice>,
     ce_ca: Field<PathBuf>,
     ce_cert: Field<PathBuf>,
     ce_key: Field<PathBuf>,
+    k_sink: Field<Target>,
+    k_ce_overrides: Field<Overrides>,
+    k_ca_certs: Field<String>,
+    ce_oidc_token_file: Field<PathBuf>,
+    http_proxy: Field<ProxyUrl>,
+    https_proxy: Field<ProxyUrl>,
+    all_proxy: Field<ProxyUrl>,
+    no_proxy: Field<String>,
 }
 
 impl Settings {
@@ -239,12 +262,32 @@ impl Settings {
             token: raw.ce_token,
             username: raw.ce_username,
             password: raw.ce_password,
+            headers: raw.ce_headers,
+            oauth_token_url: raw.ce_oauth_token_url,
+            oauth_client_id: raw.ce_oauth_client_id,
+            oauth_client_secret: raw.ce_oauth_client_secret,
+            oauth_scope: raw.ce_oauth_scope,
+            webhook_secret: raw.ce_webhook_secret,
+            webhook_validate: raw.ce_webhook_validate,
+            proxy: raw.ce_proxy,
             ca: raw.ce_ca,
             cert: raw.ce_cert,
             key: raw.ce_key,
             ..RawSink::default()
         };
-        let named = Named { sink: raw.ce_sink, sinks: raw.ce_sinks, common };
+        let surroundings = RawSurroundings {
+            k_sink: raw.k_sink,
+            k_ce_overrides: raw.k_ce_overrides,
+            k_ca_certs: raw.k_ca_certs,
+            oidc_token_file: raw.ce_oidc_token_file,
+            expect_k_sink: raw.aep_expect_k_sink,
+            http_proxy: raw.http_proxy,
+            https_proxy: raw.https_proxy,
+            all_proxy: raw.all_proxy,
+            no_proxy: raw.no_proxy,
+        };
+        let surroundings = Surroundings::read(&mut read, surroundings);
+        let named = Named { sink: raw.ce_sink, sinks: raw.ce_sinks, common, surroundings };
         let export = ExportSettings {
             dedupe: read.or("AEP_DEDUPE", raw.aep_dedupe, nonzero(50_000)),
             state_dir: read.or("AEP_STATE_DIR", raw.aep_state_dir, PathBuf::from("aep-state")),
@@ -322,95 +365,6 @@ fn remote(
         longest_event: max_event,
         ..SubscribeConfig::new(url)
     })
-}
-
-/// The variables that are ours.
-struct Given {
-    /// By name, with the secrets that files hold.
-    set: BTreeMap<String, String>,
-    /// Where the secrets that files hold were read.
-    files: BTreeMap<String, PathBuf>,
-}
-
-/// The variables that are ours, secrets read from their files, and those that look like ours but aren't.
-fn collect(
-    variables: impl IntoIterator<Item = (OsString, OsString)>,
-    wrong: &mut Vec<String>,
-) -> (Given, Vec<(String, &'static str)>) {
-    let mut set = BTreeMap::new();
-    let mut files = Vec::new();
-    let mut unknown = Vec::new();
-    let ours: BTreeMap<String, OsString> = variables
-        .into_iter()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value)))
-        .filter(|(name, _)| name.starts_with("AEP_") || name.starts_with("CE_"))
-        .collect();
-    let sinks = ours.get("CE_SINKS").and_then(|names| names.to_str()).unwrap_or_default().to_owned();
-    let known = |name: &str| known(name).or_else(|| sinks::of_one(name, &sinks));
-    for (name, value) in ours {
-        let secret_of =
-            name.strip_suffix("_FILE").filter(|of| known(of).is_some_and(|variable| variable.secret));
-        if let Some(secret) = secret_of {
-            if !value.is_empty() {
-                files.push((secret.to_owned(), PathBuf::from(value)));
-            }
-        } else if known(&name).is_some() {
-            match value.into_string() {
-                // An empty variable is one that isn't set, as templates leave it.
-                Ok(value) if value.is_empty() => {}
-                Ok(value) if is_service_link(&value) => wrong.push(format!(
-                    "{name} holds a Kubernetes service link, not a setting: set enableServiceLinks: false on the pod"
-                )),
-                Ok(value) => {
-                    set.insert(name, value);
-                }
-                Err(_) => wrong.push(format!("{name} must be UTF-8")),
-            }
-        } else if !is_service_variable(&name) {
-            let near = nearest(&name);
-            unknown.push((name, near));
-        }
-    }
-    let mut read = BTreeMap::new();
-    for (name, path) in files {
-        if set.contains_key(&name) {
-            wrong.push(format!("{name} and {name}_FILE are both set: set one"));
-            continue;
-        }
-        match std::fs::read_to_string(&path) {
-            Ok(text) => {
-                set.insert(name.clone(), text.trim().to_owned());
-                read.insert(name, path);
-            }
-            Err(error) => wrong.push(format!("{name}_FILE={}: {error}", path.display())),
-        }
-    }
-    unknown.sort();
-    (Given { set, files: read }, unknown)
-}
-
-fn known(name: &str) -> Option<&'static Variable> {
-    let name = if name.starts_with("CE_OPT_") { "CE_OPT_<OPTION>" } else { name };
-    VARIABLES.iter().find(|variable| variable.name == name)
-}
-
-fn nearest(name: &str) -> &'static str {
-    let distance = |variable: &&Variable| strsim::damerau_levenshtein(name, variable.name);
-    VARIABLES.iter().min_by_key(distance).map_or("", |variable| variable.name)
-}
-
-/// What Kubernetes sets for a service named `aep`, say: `AEP_PORT=tcp://10.0.0.1:8787`.
-fn is_service_link(value: &str) -> bool {
-    value.starts_with("tcp://") || value.starts_with("udp://")
-}
-
-/// The other variables that Kubernetes sets for each service.
-fn is_service_variable(name: &str) -> bool {
-    name.ends_with("_SERVICE_HOST")
-        || name.contains("_SERVICE_PORT")
-        || name
-            .split_once("_PORT")
-            .is_some_and(|(_, rest)| rest.is_empty() || rest.contains("_TCP") || rest.contains("_UDP"))
 }
 
 /// Collects what is wrong while values are taken.
@@ -719,5 +673,108 @@ mod tests {
     #[test]
     fn an_empty_variable_is_not_set() {
         assert!(read(&[("AEP_TOKEN", ""), ("CE_SINK", ""), ("AEP_PORT", "")]).unwrap().token.is_none());
+    }
+
+    #[test]
+    fn knative_binds_a_sink_where_none_is_set() {
+        let dir = tempfile::tempdir().unwrap();
+        let token = dir.path().join("token");
+        std::fs::write(&token, "s3cret\n").unwrap();
+        let bound = [
+            ("K_SINK", "http://broker/ns"),
+            ("K_CE_OVERRIDES", r#"{"extensions":{"team":"blue"}}"#),
+            ("K_CA_CERTS", "pem"),
+            ("CE_OIDC_TOKEN_FILE", token.to_str().unwrap()),
+        ];
+        let sink = read(&bound).unwrap().export.sinks.remove(0);
+        assert_eq!((sink.name.as_str(), sink.target.to_string()), ("default", "http://broker/ns".to_owned()));
+        assert_eq!(sink.options.web.overrides.names().collect::<Vec<_>>(), ["team"]);
+        assert_eq!(sink.options.web.also_trusted.as_deref(), Some("pem"));
+        assert_eq!(&*sink.options.credentials.token.unwrap().current(), "s3cret");
+        let sink =
+            read(&[&bound[..], &[("CE_SINK", "http://own/")]].concat()).unwrap().export.sinks.remove(0);
+        assert_eq!(sink.target.to_string(), "http://own/");
+        assert!(sink.options.credentials.token.is_none() && sink.options.web.also_trusted.is_none());
+        let sink = read(&[&bound[..], &[("CE_TOKEN", "own")]].concat()).unwrap().export.sinks.remove(0);
+        assert_eq!(&*sink.options.credentials.token.unwrap().current(), "own");
+    }
+
+    #[test]
+    fn where_knative_is_to_bind_a_sink_none_is_nowhere() {
+        let target = |variables: &[(&str, &str)]| read(variables).unwrap().export.sinks.remove(0).target;
+        assert_eq!(target(&[("AEP_EXPECT_K_SINK", "true")]), Target::Unbound);
+        assert_eq!(target(&[]), Target::Stdout);
+        for own in [("K_SINK", "http://h/"), ("CE_SINK", "http://h/")] {
+            assert_eq!(target(&[("AEP_EXPECT_K_SINK", "true"), own]).to_string(), "http://h/");
+        }
+        for (name, value) in [
+            ("K_SINK", "kafka://h/t"),
+            ("K_SINK", "broker"),
+            ("K_CE_OVERRIDES", "team=blue"),
+            ("CE_OIDC_TOKEN_FILE", "/does/not/exist"),
+        ] {
+            let wrong = read(&[(name, value)]).unwrap_err();
+            assert!(wrong.len() == 1 && wrong[0].starts_with(name), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn proxies_are_what_the_environment_says_unless_a_sink_says_otherwise() {
+        let environment = [
+            ("http_proxy", "http://user:hunter2@lower:1"),
+            ("HTTPS_PROXY", "secure:2"),
+            ("https_proxy", "http://not-this"),
+            ("no_proxy", "10.0.0.0/8,.svc"),
+            ("CE_SINKS", "a,b,c"),
+            ("CE_SINK_A_URL", "http://a/"),
+            ("CE_SINK_B_URL", "http://b/"),
+            ("CE_SINK_B_PROXY", "none"),
+            ("CE_SINK_C_URL", "http://c/"),
+            ("CE_SINK_C_PROXY", "socks5://other:3"),
+        ];
+        let settings = read(&environment).unwrap();
+        assert!(!format!("{settings:?}").contains("hunter2"));
+        let proxies: Vec<_> = settings
+            .export
+            .sinks
+            .iter()
+            .map(|sink| &sink.options.web.proxies)
+            .map(|proxies| {
+                let host =
+                    |url: &Option<reqwest::Url>| url.as_ref().map(|url| url.host_str().unwrap().to_owned());
+                (host(&proxies.http), host(&proxies.https), proxies.except.as_str())
+            })
+            .collect();
+        let some = |host: &str| Some(host.to_owned());
+        assert_eq!(proxies[0], (some("lower"), some("secure"), "10.0.0.0/8,.svc"));
+        assert_eq!(proxies[1], (None, None, ""));
+        assert_eq!(proxies[2], (some("other"), some("other"), ""));
+        let all = read(&[("ALL_PROXY", "all:1"), ("HTTP_PROXY", "http:1")]).unwrap();
+        let all = &all.export.sinks[0].options.web.proxies;
+        assert_eq!(all.http, reqwest::Url::parse("http://http:1").ok());
+        assert_eq!(all.https, reqwest::Url::parse("http://all:1").ok());
+        let wrong = read(&[("HTTP_PROXY", "ftp://hunter2"), ("CE_PROXY", "hunter2:x")]).unwrap_err();
+        assert!(wrong.len() == 2 && !wrong.concat().contains("hunter2"), "{wrong:?}");
+    }
+
+    #[test]
+    fn an_oauth_client_may_be_set_in_part_for_all_and_in_part_for_one() {
+        let common = [
+            ("CE_SINKS", "a"),
+            ("CE_SINK_A_URL", "http://a/"),
+            ("CE_OAUTH_TOKEN_URL", "https://id/token"),
+            ("CE_OAUTH_SCOPE", "events"),
+            ("CE_SINK_A_OAUTH_CLIENT_ID", "me"),
+        ];
+        let whole = [&common[..], &[("CE_SINK_A_OAUTH_CLIENT_SECRET", "hunter2")]].concat();
+        let settings = read(&whole).unwrap();
+        assert!(!format!("{settings:?}").contains("hunter2"));
+        let client = settings.export.sinks[0].options.web.oauth.clone().unwrap();
+        assert_eq!((client.client_id.as_str(), client.scope.as_deref()), ("me", Some("events")));
+        let wrong = read(&common).unwrap_err();
+        assert!(
+            wrong.len() == 1 && wrong[0].contains("CE_SINK_A_OAUTH_CLIENT_SECRET go together"),
+            "{wrong:?}"
+        );
     }
 }

@@ -10,6 +10,7 @@ use crate::export::cursor::{Cursor, CursorFile, Keeper};
 use crate::export::dead_letter::{DeadLetters, Desk, Outbox};
 use crate::export::lane::{Bounds, Lanes};
 use crate::export::metrics::{Metrics, SinkMetrics};
+use crate::export::sink::options::Web;
 use crate::export::sink::{AnySink, SinkOptions};
 use crate::export::spool::{Hold, Reader, Spool};
 use crate::export::state_dir::StateDir;
@@ -95,8 +96,7 @@ impl Outlet {
         );
         let desk = match &config.dead_letter_sink {
             Some(target) => {
-                let options = SinkOptions { times: config.options.times, ..SinkOptions::default() };
-                let to = AnySink::build(target, &options)
+                let to = AnySink::build(target, &alike(&config.options))
                     .map_err(|error| ExportError::Sink { sink: name.clone(), error })?;
                 Desk::Sink { to: Arc::new(to), from: name.to_string(), files }
             }
@@ -119,6 +119,12 @@ impl Outlet {
             name,
         })
     }
+}
+
+/// What holds of a sink's options for the one that its dead letters go to.
+fn alike(options: &SinkOptions) -> SinkOptions {
+    let web = Web { proxies: options.web.proxies.clone(), ..Web::default() };
+    SinkOptions { times: options.times, web, ..SinkOptions::default() }
 }
 
 /// The cursor, moved on to what the spool still holds.

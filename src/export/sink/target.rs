@@ -27,6 +27,8 @@ pub enum Target {
     File(PathBuf),
     /// `stdout`: standard output, one line an event.
     Stdout,
+    /// Nowhere yet: what is to be bound from outside isn't. Events wait. No text is read as this.
+    Unbound,
 }
 
 /// The brokers of a Kafka cluster, and a topic.
@@ -164,6 +166,7 @@ impl fmt::Display for Target {
             }
             Self::File(path) => write!(f, "file://{}", path.display()),
             Self::Stdout => f.write_str("stdout"),
+            Self::Unbound => f.write_str("unbound"),
         }
     }
 }

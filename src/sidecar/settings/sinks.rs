@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use super::surroundings::Surroundings;
 use super::table::{VARIABLES, Variable};
-use super::value::{Field, Millis, Setting as _, SinkNames, Size};
+use super::value::{Field, Millis, ProxyChoice, ProxyUrl, Setting as _, SinkNames, Size};
 use super::{Complaints, Given, nonzero};
 use crate::aep::{Capture, Filter};
-use crate::export::sink::options::{Credentials, Tls};
+use crate::export::sink::options::{Credentials, Endpoint, OAuth, Proxies, Tls, Web};
 use crate::export::sink::{Secret, SinkOptions, Times};
 use crate::export::{Mode, RetryPolicy, SinkConfig, SinkName, Target};
 
@@ -40,6 +41,14 @@ pub(super) struct RawSink {
     pub(super) token: Field<String>,
     pub(super) username: Field<String>,
     pub(super) password: Field<String>,
+    pub(super) headers: Field<String>,
+    pub(super) oauth_token_url: Field<Endpoint>,
+    pub(super) oauth_client_id: Field<String>,
+    pub(super) oauth_client_secret: Field<String>,
+    pub(super) oauth_scope: Field<String>,
+    pub(super) webhook_secret: Field<String>,
+    pub(super) webhook_validate: Field<bool>,
+    pub(super) proxy: Field<ProxyChoice>,
     pub(super) ca: Field<PathBuf>,
     pub(super) cert: Field<PathBuf>,
     pub(super) key: Field<PathBuf>,
@@ -49,6 +58,7 @@ pub(super) struct RawSink {
 #[derive(Debug, Clone)]
 struct Values {
     options: SinkOptions,
+    client: Client,
     batch: Option<NonZeroUsize>,
     linger: Duration,
     retry: RetryPolicy,
@@ -59,10 +69,20 @@ struct Values {
     dead_letter_sink: Option<Target>,
 }
 
+/// The parts of an OAuth client, some set for all sinks and some for one.
+#[derive(Debug, Clone, Default)]
+struct Client {
+    token_url: Option<Endpoint>,
+    id: Option<String>,
+    secret: Option<Secret>,
+    scope: Option<String>,
+}
+
 impl Default for Values {
     fn default() -> Self {
         Self {
             options: SinkOptions::default(),
+            client: Client::default(),
             batch: None,
             linger: Duration::from_millis(50),
             retry: RetryPolicy::default(),
@@ -108,7 +128,35 @@ impl Values {
                         .both((&name("CERT"), raw.cert), (&name("KEY"), raw.key), |cert, key| (cert, key))
                         .or_else(|| self.options.tls.identity.clone()),
                 },
+                web: Web {
+                    headers: secret(read, files, &name("HEADERS"), raw.headers)
+                        .or_else(|| self.options.web.headers.clone()),
+                    signing: secret(read, files, &name("WEBHOOK_SECRET"), raw.webhook_secret)
+                        .or_else(|| self.options.web.signing.clone()),
+                    asks_consent: read.or(
+                        &name("WEBHOOK_VALIDATE"),
+                        raw.webhook_validate,
+                        self.options.web.asks_consent,
+                    ),
+                    proxies: match read.take(&name("PROXY"), raw.proxy) {
+                        None => self.options.web.proxies.clone(),
+                        Some(ProxyChoice::None) => Proxies::default(),
+                        Some(ProxyChoice::One(ProxyUrl(url))) => Proxies::all(url),
+                    },
+                    ..self.options.web.clone()
+                },
                 own: own(&self.options.own, prefix, set),
+            },
+            client: Client {
+                token_url: read
+                    .take(&name("OAUTH_TOKEN_URL"), raw.oauth_token_url)
+                    .or_else(|| self.client.token_url.clone()),
+                id: read
+                    .take(&name("OAUTH_CLIENT_ID"), raw.oauth_client_id)
+                    .or_else(|| self.client.id.clone()),
+                secret: secret(read, files, &name("OAUTH_CLIENT_SECRET"), raw.oauth_client_secret)
+                    .or_else(|| self.client.secret.clone()),
+                scope: read.take(&name("OAUTH_SCOPE"), raw.oauth_scope).or_else(|| self.client.scope.clone()),
             },
             retry: RetryPolicy {
                 initial: read.or(&name("RETRY_INITIAL"), raw.retry_initial, self.retry.initial),
@@ -129,6 +177,24 @@ impl Values {
                 .take(&name("DEAD_LETTER_SINK"), raw.dead_letter_sink)
                 .or_else(|| self.dead_letter_sink.clone()),
         }
+    }
+
+    /// Puts the parts of the OAuth client together.
+    fn whole(mut self, read: &mut Complaints, prefix: &str) -> Self {
+        let Client { token_url, id, secret, scope } = std::mem::take(&mut self.client);
+        self.options.web.oauth = match (token_url, id, secret) {
+            (Some(token_url), Some(client_id), Some(client_secret)) => {
+                Some(OAuth { token_url, client_id, client_secret, scope })
+            }
+            (None, None, None) => None,
+            _ => {
+                read.wrong.push(format!(
+                    "{prefix}OAUTH_TOKEN_URL, {prefix}OAUTH_CLIENT_ID and {prefix}OAUTH_CLIENT_SECRET go together: set all or none"
+                ));
+                None
+            }
+        };
+        self
     }
 
     fn sink(self, name: SinkName, target: Target, filter: Filter, ceiling: Option<Capture>) -> SinkConfig {
@@ -156,6 +222,8 @@ pub(super) struct Named {
     pub(super) sinks: Field<SinkNames>,
     /// What holds for every sink that doesn't say otherwise.
     pub(super) common: RawSink,
+    /// What is said to any process.
+    pub(super) surroundings: Surroundings,
 }
 
 /// A secret, which is read again where it came from a file.
@@ -195,10 +263,21 @@ pub(super) fn sinks(
     ceiling: Option<Capture>,
 ) -> Vec<SinkConfig> {
     let set = &given.set;
-    let common = Values::default().with(read, "CE_", named.common, given);
+    let surroundings = named.surroundings;
+    let mut common = Values::default();
+    common.options.web.proxies.clone_from(&surroundings.proxies);
+    let common = common.with(read, "CE_", named.common, given);
     let one = read.take("CE_SINK", named.sink);
     let Some(SinkNames(names)) = read.take("CE_SINKS", named.sinks) else {
-        let target = one.unwrap_or(Target::Stdout);
+        let mut common = common.whole(read, "CE_");
+        let target = match (one, surroundings.bound.clone()) {
+            (Some(target), _) => target,
+            (None, Some(bound)) => {
+                surroundings.bind(&mut common.options);
+                bound
+            }
+            (None, None) => Target::Stdout,
+        };
         return vec![common.sink(SinkName::default(), target, filter.clone(), ceiling)];
     };
     if one.is_some() {
@@ -221,7 +300,7 @@ pub(super) fn sinks(
         let own_filter =
             read.or(&format!("{prefix}FILTER"), std::mem::take(&mut raw.filter), Filter::default());
         let own_ceiling = read.take(&format!("{prefix}CAPTURE"), std::mem::take(&mut raw.capture));
-        let values = common.with(read, &prefix, raw, given);
+        let values = common.with(read, &prefix, raw, given).whole(read, &prefix);
         match target {
             Some(target) => {
                 let ceiling = ceiling.into_iter().chain(own_ceiling).min();

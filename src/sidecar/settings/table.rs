@@ -162,6 +162,12 @@ pub const VARIABLES: &[Variable] = &[
         "How much of what every sink is done with stays in the spool while there is room: for duplicates to be told and readers to resume after a restart.",
     ),
     variable(
+        "AEP_EXPECT_K_SINK",
+        "true or false",
+        "false",
+        "Whether Knative is to bind a sink. As long as neither K_SINK nor CE_SINK nor CE_SINKS is set, events wait in the spool, and the sidecar isn't ready.",
+    ),
+    variable(
         "AEP_DRAIN",
         "duration",
         "20s",
@@ -182,7 +188,7 @@ pub const VARIABLES: &[Variable] = &[
     secret(
         "CE_SINK",
         "URL",
-        "Where CloudEvents go: http(s)://… by POST. Without one, they go to stdout as JSON lines.",
+        "Where CloudEvents go: http(s)://… by POST, file:///directory as JSON lines. Without one, they go to stdout as JSON lines.",
     ),
     variable(
         "CE_SINKS",
@@ -265,6 +271,41 @@ pub const VARIABLES: &[Variable] = &[
     secret("CE_TOKEN", "text", "Bearer token that the sink is shown.").per_sink(),
     variable("CE_USERNAME", "text", "", "User name that the sink is told, unless its URL has one.").per_sink(),
     secret("CE_PASSWORD", "text", "The user's password.").per_sink(),
+    secret(
+        "CE_HEADERS",
+        "JSON",
+        "Headers of every request to an HTTP sink: {\"x-api-key\":\"…\"}.",
+    )
+    .per_sink(),
+    variable(
+        "CE_OAUTH_TOKEN_URL",
+        "URL",
+        "",
+        "OAuth 2.0 token endpoint, from which an HTTP sink's bearer tokens are had by client credentials.",
+    )
+    .per_sink(),
+    variable("CE_OAUTH_CLIENT_ID", "text", "", "The client's name.").per_sink(),
+    secret("CE_OAUTH_CLIENT_SECRET", "text", "The client's secret.").per_sink(),
+    variable("CE_OAUTH_SCOPE", "text", "", "What the tokens are asked for.").per_sink(),
+    secret(
+        "CE_WEBHOOK_SECRET",
+        "text",
+        "What requests to an HTTP sink are signed with, as Standard Webhooks has it: whsec_…, several separated by spaces.",
+    )
+    .per_sink(),
+    variable(
+        "CE_WEBHOOK_VALIDATE",
+        "true or false",
+        "false",
+        "Whether an HTTP sink is asked for its consent by the CloudEvents webhook handshake before it is sent events.",
+    )
+    .per_sink(),
+    secret(
+        "CE_PROXY",
+        "URL or none",
+        "The proxy that an HTTP sink is reached through, whatever HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY say.",
+    )
+    .per_sink(),
     variable(
         "CE_CA",
         "file",
@@ -281,4 +322,42 @@ pub const VARIABLES: &[Variable] = &[
         "An option of the sink's protocol, its dots as underscores: CE_OPT_LINGER_MS is linger.ms for Kafka.",
     )
     .per_sink(),
+    variable(
+        "K_SINK",
+        "URL",
+        "",
+        "Where CloudEvents go when neither CE_SINK nor CE_SINKS is set: what a Knative SinkBinding sets.",
+    ),
+    variable(
+        "K_CE_OVERRIDES",
+        "JSON",
+        "",
+        "Extension attributes of every CloudEvent that goes to K_SINK: {\"extensions\":{\"team\":\"blue\"}}.",
+    ),
+    variable(
+        "K_CA_CERTS",
+        "PEM",
+        "",
+        "Certificates that K_SINK is trusted by, beside the system's or CE_CA's.",
+    ),
+    variable(
+        "CE_OIDC_TOKEN_FILE",
+        "file",
+        "/oidc/token",
+        "Bearer token that K_SINK is shown, where the file is there, and neither CE_TOKEN nor an OAuth client is set. Changes take effect while running.",
+    ),
+    variable(
+        "HTTP_PROXY",
+        "URL",
+        "",
+        "The proxy that HTTP sinks with an http: URL are reached through. Also in lower case, as the next three.",
+    ),
+    variable("HTTPS_PROXY", "URL", "", "The same for https: URLs."),
+    variable("ALL_PROXY", "URL", "", "The same for both, where the other isn't set."),
+    variable(
+        "NO_PROXY",
+        "names",
+        "",
+        "What is reached without a proxy, separated by commas: names with their subdomains, addresses, networks such as 10.0.0.0/8, or *.",
+    ),
 ];

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
 
+use crate::aep::cloudevents::Overrides;
 use crate::aep::{Capture, Filter};
+use crate::export::sink::options::{Endpoint, Proxies};
 use crate::export::{Mode, SinkName, SpoolSync};
 use crate::relay::Token;
 
@@ -57,6 +59,25 @@ pub(super) struct SinkNames(pub(super) Vec<SinkName>);
 /// Where a relay is, without anything secret.
 #[derive(Debug, Clone)]
 pub(super) struct RelayUrl(pub(super) reqwest::Url);
+
+/// Where a proxy is. Shown without anything: it may hold a password.
+#[derive(Clone)]
+pub(super) struct ProxyUrl(pub(super) reqwest::Url);
+
+impl std::fmt::Debug for ProxyUrl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ProxyUrl")
+    }
+}
+
+/// Through which proxy a sink is reached, whatever the environment says.
+#[derive(Debug, Clone)]
+pub(super) enum ProxyChoice {
+    /// Through none.
+    None,
+    /// Through this one.
+    One(ProxyUrl),
+}
 
 /// Where probes and scrapers are answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -272,6 +293,34 @@ impl Setting for RelayUrl {
         url.map(Self).ok_or_else(|| {
             "must be the relay's http:// or https:// URL, without user, password and query".to_owned()
         })
+    }
+}
+
+impl Setting for ProxyUrl {
+    fn read(text: &str) -> Result<Self, String> {
+        let must = "must be a proxy's URL: http://host:port, https://… or socks5://…";
+        Proxies::url(text).map(Self).ok_or_else(|| must.to_owned())
+    }
+}
+
+impl Setting for ProxyChoice {
+    fn read(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self::None),
+            _ => ProxyUrl::read(text).map(Self::One).map_err(|must| format!("{must}, or none")),
+        }
+    }
+}
+
+impl Setting for Endpoint {
+    fn read(text: &str) -> Result<Self, String> {
+        Self::parse(text).ok_or_else(|| "must be an http:// or https:// URL".to_owned())
+    }
+}
+
+impl Setting for Overrides {
+    fn read(text: &str) -> Result<Self, String> {
+        Self::parse(text).map_err(|error| error.to_string())
     }
 }
 

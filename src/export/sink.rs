@@ -308,6 +308,7 @@ pub enum BuildError {
 
 impl BuildError {
     /// A part of the configuration can't be used.
+    #[allow(dead_code, reason = "without any feature no sink is left that has options of its own")]
     pub(crate) fn setting(what: impl Into<String>, must: impl Into<String>) -> Self {
         Self::Setting { what: what.into(), must: must.into() }
     }

@@ -3,6 +3,8 @@
 //! A gate passes Kafka's frames on. It says of itself what the broker says of itself, so that it isn't gone around,
 //! and answers what concerns SASL in the broker's stead.
 
+#![allow(unreachable_pub, reason = "it is a module of one test")]
+
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -20,6 +22,8 @@ use tokio_rustls::TlsAcceptor;
 const API_VERSIONS: u16 = 18;
 const SASL_HANDSHAKE: u16 = 17;
 const SASL_AUTHENTICATE: u16 = 36;
+/// The error code of a mechanism that isn't enabled.
+const UNSUPPORTED_MECHANISM: u16 = 33;
 /// The error code of a wrong password.
 const SASL_AUTHENTICATION_FAILED: u16 = 58;
 
@@ -53,9 +57,14 @@ impl Gate {
                 open.spawn(async move {
                     match door.tls.clone() {
                         None => pass(stream, address, broker, door, count).await,
-                        Some(tls) => match TlsAcceptor::from(tls).accept(stream).await {
+                        Some(tls) => match TlsAcceptor::from(tls).accept(stream).into_fallible().await {
                             Ok(stream) => pass(stream, address, broker, door, count).await,
-                            Err(_) => None,
+                            Err((_, mut stream)) => {
+                                // Closed with something unread it is reset, and the alert may be lost.
+                                stream.shutdown().await.ok()?;
+                                stream.read_to_end(&mut Vec::new()).await.ok()?;
+                                None
+                            }
                         },
                     }
                 });
@@ -111,8 +120,10 @@ async fn pass(
                 }
                 (SASL_HANDSHAKE, Some(_)) => {
                     login.mechanism = String::from_utf8(body[2..].to_vec()).unwrap();
-                    let mut answer = [id, vec![0, 0, 0, 0, 0, 2]].concat();
-                    for mechanism in ["PLAIN", "SCRAM-SHA-512"] {
+                    let known = ["PLAIN", "SCRAM-SHA-512"];
+                    let error = if known.contains(&&*login.mechanism) { 0 } else { UNSUPPORTED_MECHANISM };
+                    let mut answer = [id, error.to_be_bytes().to_vec(), vec![0, 0, 0, 2]].concat();
+                    for mechanism in known {
                         answer.extend([0, u8::try_from(mechanism.len()).unwrap()]);
                         answer.extend(mechanism.as_bytes());
                     }

@@ -12,7 +12,7 @@
 //! | the broker calls the record invalid | rejected | as above |
 //! | user or password wrong, mechanism not enabled, no permission for topic or cluster | misconfigured | the sink pauses and is probed with a new producer, which reads password and certificates again |
 //! | a certificate isn't trusted, or the client's isn't | misconfigured | as above |
-//! | the topic, or the partition, isn't there | misconfigured | the sink pauses and is probed |
+//! | the topic, or the partition, isn't there | misconfigured | as above |
 //! | the broker can't do what is asked of it, any other error | misconfigured | as above |
 //!
 //! A broker judges all records of a request together, those of other sessions too. A verdict counts when the record

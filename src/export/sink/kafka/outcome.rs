@@ -54,11 +54,13 @@ fn fault(code: Code, text: &str) -> Option<Fault> {
     let passing = |reason| Some(Fault { reason, lasts: false });
     let lasting = |reason| Some(Fault { reason, lasts: true });
     let has = |words: &[&str]| words.iter().any(|word| text.contains(word));
+    // With TLS 1.3 a server refuses the client's certificate when the client's handshake is over already.
+    let certificate = ["certificate", "alert unknown ca"];
     match code {
         Code::Authentication | Code::SaslAuthenticationFailed | Code::UnsupportedSASLMechanism => {
             lasting(Reason::Unauthorized)
         }
-        Code::SSL if has(&["certificate", "alert unknown ca"]) => lasting(Reason::Certificate),
+        Code::SSL | Code::BrokerTransportFailure if has(&certificate) => lasting(Reason::Certificate),
         Code::SSL => passing(Reason::Tls),
         Code::Resolve => passing(Reason::Dns),
         Code::BrokerTransportFailure if has(&["Connection refused"]) => passing(Reason::Refused),
@@ -159,14 +161,14 @@ impl Outcome {
             | Code::AllBrokersDown
             | Code::Resolve
             | Code::SSL
-            | Code::PurgeQueue
-            | Code::PurgeInflight
             | Code::BrokerDestroy
             | Code::DestroyBroker
             | Code::Fatal
             | Code::GaplessGuarantee
             | Code::Inconsistent
             | Code::Fenced => Self::Unanswered,
+            // Another delivery has given the connection up.
+            Code::PurgeQueue | Code::PurgeInflight => Self::Transient(Reason::ConnectionLost),
             Code::Unknown
             | Code::InvalidMessage
             | Code::LeaderNotAvailable
@@ -234,10 +236,8 @@ impl Outcome {
         match (self, health.fault) {
             (Self::Transient(reason), _) => (transient(reason), false),
             (Self::Rejected(reason) | Self::Suspected(reason), _) => (rejected(reason), false),
-            // Permissions and passwords may be cached by connections, so that new ones are needed.
-            (Self::Misconfigured(reason), _) => {
-                (DeliveryError::Misconfigured { reason }, reason == Reason::Unauthorized)
-            }
+            // Connections cache permissions, and librdkafka what it knows of the topic: the next probe starts anew.
+            (Self::Misconfigured(reason), _) => (DeliveryError::Misconfigured { reason }, true),
             (Self::Unanswered, Some(Fault { reason, lasts: true })) => {
                 (DeliveryError::Misconfigured { reason }, true)
             }

@@ -99,7 +99,8 @@ impl Settings {
             config.set(name, value);
         }
         let written = written(&files);
-        let password = options.credentials.password.clone().filter(|_| options.credentials.username.is_some());
+        let password =
+            options.credentials.password.clone().filter(|_| options.credentials.username.is_some());
         let settings = Self { config, password, files, looked: Mutex::new((Instant::now(), written)) };
         settings.tried()
     }
@@ -184,9 +185,10 @@ fn security(config: &mut ClientConfig, options: &SinkOptions) -> Result<Vec<Path
         }
     }
     let mut files = Vec::new();
-    let identity = tls.identity.iter().flat_map(|(cert, key)| {
-        [("ssl.certificate.location", cert), ("ssl.key.location", key)]
-    });
+    let identity = tls
+        .identity
+        .iter()
+        .flat_map(|(cert, key)| [("ssl.certificate.location", cert), ("ssl.key.location", key)]);
     for (property, path) in tls.ca.iter().map(|ca| ("ssl.ca.location", ca)).chain(identity) {
         std::fs::File::open(path).map_err(|error| BuildError::File { path: path.clone(), error })?;
         config.set(property, path.to_string_lossy());

@@ -28,9 +28,12 @@ pub(crate) struct Outbox {
     waiting: Vec<(Parcel, Letter)>,
 }
 
+/// What becomes of the desk and its letters; nothing when the runtime is going down.
+type UnderWay = Pin<Box<dyn Future<Output = Option<(Desk, Batch)>> + Send>>;
+
 enum State {
     Idle(Desk),
-    Sending(Pin<Box<dyn Future<Output = Option<(Desk, Batch)>> + Send>>),
+    Sending(UnderWay),
     /// The runtime is going down.
     Gone,
 }

@@ -2,6 +2,7 @@
 //! wrong permissions.
 #![allow(
     clippy::unwrap_used,
+    clippy::expect_used,
     clippy::indexing_slicing,
     clippy::panic,
     reason = "a test that meets the unexpected fails, also in its helpers"
@@ -152,7 +153,7 @@ async fn what_a_crash_tore_is_mended_and_the_event_comes_again() {
     let sent = events("s", 4);
     assert_eq!(export(&config(dir.path(), &[]), sent[..2].to_vec()).await, delivered(2));
     let path = files(dir.path()).remove(0);
-    let torn = std::fs::read_to_string(&path).unwrap() + &mapped(&sent)[2][..40];
+    let torn = std::fs::read_to_string(&path).unwrap() + mapped(&sent)[2].get(..40).unwrap();
     std::fs::write(&path, torn).unwrap();
     assert_eq!(export(&config(dir.path(), &[]), sent[2..].to_vec()).await, delivered(2));
     assert_eq!(lines(dir.path()), mapped(&sent));

@@ -2,6 +2,7 @@
 //! proxies and HTTP/2.
 #![allow(
     clippy::unwrap_used,
+    clippy::expect_used,
     clippy::indexing_slicing,
     clippy::panic,
     reason = "a test that meets the unexpected fails, also in its helpers"
@@ -409,6 +410,7 @@ fn secrets() -> ([String; 2], String) {
 
 /// Whether the public Standard Webhooks library takes each request for signed with each secret; `None`, and a line on
 /// stderr, where it can't be had.
+#[allow(clippy::explicit_write, reason = "what eprintln! says is shown for failures only")]
 fn verified(requests: &[Request], secrets: &[String]) -> Option<()> {
     use std::io::Write as _;
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));

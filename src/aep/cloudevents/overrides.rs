@@ -58,7 +58,9 @@ impl Overrides {
     ///
     /// Spec: Knative Eventing `CloudEventOverrides`, CloudEvents 1.0.2 §3.
     pub fn parse(text: &str) -> Result<Self, OverridesError> {
-        let raw: Raw = serde_json::from_str(text).map_err(|_| OverridesError::Form)?;
+        // An array would be read member by member.
+        let object = text.trim_start().starts_with('{').then_some(text).ok_or(OverridesError::Form)?;
+        let raw: Raw = serde_json::from_str(object).map_err(|_| OverridesError::Form)?;
         let mut overrides = Vec::with_capacity(raw.extensions.len());
         for (name, text) in raw.extensions {
             let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();

@@ -1,6 +1,6 @@
 //! What whoever runs the process sets for any process alike: the sink that Knative binds, and proxies.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::Complaints;
 use super::value::{Field, ProxyUrl};
@@ -77,7 +77,7 @@ fn token(read: &mut Complaints, file: Field<PathBuf>) -> Option<Secret> {
         Ok(text) => Some(Secret::in_file(path, text.trim())),
         Err(error) => {
             // The default as it stands in the table is no more asked for than none.
-            if named.is_some_and(|named| named != PathBuf::from(OIDC_TOKEN_FILE)) {
+            if named.is_some_and(|named| named != Path::new(OIDC_TOKEN_FILE)) {
                 read.wrong.push(format!("CE_OIDC_TOKEN_FILE={}: {error}", path.display()));
             }
             None

@@ -100,14 +100,15 @@ pub(super) async fn ingest(State(relay): State<Relay>, request: Request<Body>) -
     };
     let limits = *relay.limits();
     let (bytes, mut share) = read_body(&relay, body, &parts.headers).await?;
-    let mut events = if bytes.len() >= LARGE || encoding != Encoding::Identity {
-        let read = move || parse(&bytes, format, encoding, &limits, &mut share);
+    // The share is held until the events are accepted: they may have to wait for that.
+    let (mut events, _share) = if bytes.len() >= LARGE || encoding != Encoding::Identity {
+        let read = move || parse(&bytes, format, encoding, &limits, &mut share).map(|events| (events, share));
         // Only a panic or the runtime's end fails the join.
         tokio::task::spawn_blocking(read)
             .await
             .map_err(|_| Refusal::Unavailable { reason: "shutting down", retry_after: BUSY })??
     } else {
-        parse(&bytes, format, encoding, &limits, &mut share)?
+        (parse(&bytes, format, encoding, &limits, &mut share)?, share)
     };
     if relay.hub().is_closing() {
         // The readers are gone: who took these events in now would keep them to itself.

@@ -5,11 +5,17 @@
 #[path = "harness/server.rs"]
 mod server;
 
-use aep_sidecar::relay::{Access, Limits, Token, Tokens};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use aep_sidecar::aep::Event;
+use aep_sidecar::relay::keep::Boxed;
+use aep_sidecar::relay::{Access, Keep, Limits, NotKept, Token, Tokens};
 use futures_util::{SinkExt as _, StreamExt as _};
 use serde_json::{Value, json};
 use server::{Server, event, event_with, messages};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
@@ -621,4 +627,67 @@ async fn a_token_permits_what_it_lists_here_too() {
     assert_eq!(reader.closed().await, 1008);
     agent.say(json!({"type": "ping", "t": 1})).await;
     assert_eq!(agent.frame().await, json!({"type": "pong", "t": 1}));
+}
+
+/// Keeps nothing before its gate is open, and never more than so many events together.
+#[derive(Debug)]
+struct Gate {
+    open: watch::Sender<bool>,
+    /// How many events may come together.
+    most: usize,
+    /// The ids of what was kept, as the relay had it kept.
+    kept: Mutex<Vec<String>>,
+    /// How many appends there were.
+    count: watch::Sender<usize>,
+}
+
+impl Gate {
+    fn of(most: usize) -> Arc<Self> {
+        let (open, count) = (watch::Sender::new(false), watch::Sender::new(0));
+        Arc::new(Self { open, most, kept: Mutex::default(), count })
+    }
+}
+
+impl Keep for Gate {
+    fn keep<'k>(&'k self, events: &'k [Event]) -> Boxed<'k, Result<(), NotKept>> {
+        Box::pin(async move {
+            self.count.send_modify(|count| *count += 1);
+            if events.len() > self.most {
+                return Err(NotKept::TooLarge { max_bytes: 1 });
+            }
+            self.open.subscribe().wait_for(|open| *open).await.unwrap();
+            self.kept.lock().unwrap().extend(events.iter().map(|event| event.id().to_owned()));
+            Ok(())
+        })
+    }
+
+    fn room(&self) -> Boxed<'_, ()> {
+        Box::pin(std::future::pending())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_too_large_together_outlast_the_end_of_their_connection() {
+    let gate = Gate::of(1);
+    let server = Server::start_keeping(Limits::default(), Arc::<Gate>::clone(&gate)).await;
+    let mut peer = Peer::open(&server, None, "emitter").await;
+    // One write, so that they are read together.
+    for n in 0..3 {
+        peer.0.feed(Message::text(event("s", n))).await.unwrap();
+    }
+    peer.0.flush().await.unwrap();
+    // Refused together, and the first one by itself is under way.
+    gate.count.subscribe().wait_for(|count| *count > 1).await.unwrap();
+    server.hub.close();
+    // The connection is given its time, and then ends; what it has read is taken in.
+    let mut count = gate.count.subscribe();
+    let again = tokio::time::timeout(Duration::from_secs(20), count.wait_for(|count| *count > 2)).await;
+    assert!(again.is_ok_and(|found| found.is_ok()), "what was under way is gone");
+    gate.open.send_replace(true);
+    server.stop.cancel();
+    server.tracker.close();
+    server.tracker.wait().await;
+    let mut kept = gate.kept.lock().unwrap().clone();
+    kept.dedup();
+    assert_eq!(kept.len(), 3, "{kept:?}");
 }

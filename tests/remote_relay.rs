@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking, in their helpers too")]
 #![allow(clippy::indexing_slicing, reason = "a result of another shape fails the test")]
 
+#[path = "harness/fake.rs"]
+mod fake;
 #[path = "harness/process.rs"]
 mod process;
 #[path = "harness/sink.rs"]
@@ -11,6 +13,7 @@ mod sink;
 use std::path::Path;
 use std::time::Duration;
 
+use fake::{Asked, Fake};
 use process::{Process, Sidecar};
 use sink::{Arrival, Key, Sink, disorder, repeats};
 
@@ -150,4 +153,40 @@ async fn a_wrong_token_is_told_and_loses_nothing() {
     assert!(refused.wait().success());
     let _reading = consumer(here.path(), &emitting, &sink);
     arrived(&sink, &events).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_end_in_the_midst_of_a_catch_up_makes_no_position_skip_what_was_owed() {
+    let directory = tempfile::tempdir().unwrap();
+    let (relay, sink) = (Fake::open().await, Sink::start().await);
+    let url = relay.config().relay.to_string();
+    let variables = [("AEP_RELAY", url.as_str()), ("CE_SINK", sink.url.as_str()), ("CE_RETRY_MAX", "50ms")];
+    // Something is known, so that the next start resumes.
+    let mut reading = process::start(directory.path(), &variables);
+    let mut live = relay.streaming().await;
+    assert_eq!(live.asked(), Asked::All);
+    let old = [event("old", 10, "old-10")];
+    live.event(&old[0]).await;
+    arrived(&sink, &old).await;
+    reading.terminate();
+    assert!(reading.wait().success());
+    // A session that began meanwhile is heard of live, while the history isn't read yet.
+    let mut reading = process::start(directory.path(), &variables);
+    let mut live = relay.streaming().await;
+    assert_ne!(live.asked(), Asked::All);
+    let history = relay.accept().await;
+    let fresh: Vec<_> = (0..=500).map(|seq| event("fresh", seq, &format!("fresh-{seq}"))).collect();
+    live.event(&fresh[500]).await;
+    arrived(&sink, &fresh[500..]).await;
+    reading.kill();
+    drop((live, history));
+    // The position of what was heard says nothing of what came before it.
+    let _reading = process::start(directory.path(), &variables);
+    let mut live = relay.streaming().await;
+    assert_eq!(live.asked(), Asked::All);
+    live.event(&old[0]).await;
+    for line in &fresh {
+        live.event(line).await;
+    }
+    arrived(&sink, &fresh).await;
 }

@@ -8,11 +8,14 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
+use crate::aep::capture::down_level;
 use crate::aep::event::quoted;
+use crate::aep::{Capture, Filter, Registry};
 use crate::export::dead_letter::shelf::{Shelf, Shelved, Written};
 use crate::export::sink::BuildError;
 use crate::export::{AnySink, Delivery, DeliveryError, Sink as _, SinkConfig};
 use crate::sidecar::Settings;
+use crate::sidecar::schemas::{self, SchemasError};
 
 /// After how many letters that arrived these are taken out: what a crash may send twice.
 const CHUNK: usize = 64;
@@ -80,6 +83,9 @@ pub enum DeadLettersError {
     /// The letters' sink isn't configured any more.
     #[error("sink {0:?} isn't configured: set CE_SINKS, or drop its letters")]
     UnknownSink(String),
+    /// The operator's schemas can't be used.
+    #[error(transparent)]
+    Schemas(#[from] SchemasError),
     /// The sink can't be built.
     #[error("sink {sink}: {error}")]
     Sink {
@@ -119,6 +125,7 @@ pub async fn run(args: &DeadLettersArgs, settings: &Settings) -> Result<ExitCode
             Ok(ExitCode::SUCCESS)
         }
         Command::Replay { which } => {
+            let registry = schemas::load(settings.schemas.as_deref())?;
             let mut all = Replayed::default();
             for name in which.sinks(state).map_err(files)? {
                 let Some(config) = settings.export.sinks.iter().find(|sink| sink.name.as_str() == name)
@@ -126,7 +133,9 @@ pub async fn run(args: &DeadLettersArgs, settings: &Settings) -> Result<ExitCode
                     return Err(DeadLettersError::UnknownSink(name));
                 };
                 let sink = build(config)?;
-                let of_one = replay(&Shelf::of(state, &name), which, &sink, &name).await.map_err(files)?;
+                let gate =
+                    Gate { sink, filter: &config.filter, ceiling: config.ceiling, registry: &registry };
+                let of_one = replay(&Shelf::of(state, &name), which, &gate, &name).await.map_err(files)?;
                 all = all.and(of_one);
             }
             say(&format!(
@@ -200,12 +209,20 @@ fn line(sink: &str, letter: &Written<'_>) -> String {
     format!("{last}  {sink}  {reason}{status}  attempts {attempts}  {event}")
 }
 
+/// A sink as it is configured now: a letter may be older than its filter and its ceiling.
+struct Gate<'g> {
+    sink: AnySink,
+    filter: &'g Filter,
+    ceiling: Option<Capture>,
+    registry: &'g Registry,
+}
+
 /// What a replay came to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Replayed {
     delivered: usize,
     refused: usize,
-    /// Not tried, since the sink takes none now, or no legal events.
+    /// Not tried: the sink takes none now, or doesn't want them any more, or they are no legal events.
     left: usize,
 }
 
@@ -224,7 +241,7 @@ fn build(config: &SinkConfig) -> Result<AnySink, DeadLettersError> {
         .map_err(|error| DeadLettersError::Sink { sink: config.name.to_string(), error })
 }
 
-async fn replay(shelf: &Shelf, which: &Which, sink: &AnySink, name: &str) -> io::Result<Replayed> {
+async fn replay(shelf: &Shelf, which: &Which, gate: &Gate<'_>, name: &str) -> io::Result<Replayed> {
     let mut letters = Vec::new();
     shelf.read(|letter| {
         letters.extend(which.chooses(&letter).then_some(letter));
@@ -238,7 +255,16 @@ async fn replay(shelf: &Shelf, which: &Which, sink: &AnySink, name: &str) -> io:
             replayed.left += 1;
             continue;
         };
-        match sink.deliver(&Delivery::of(event)).await {
+        if !gate.filter.matches(&event) {
+            say(&format!("{name}: no longer wanted by the sink's filter: {}", quoted(event.id())));
+            replayed.left += 1;
+            continue;
+        }
+        let event = match gate.ceiling {
+            Some(ceiling) => down_level(&event, ceiling, gate.registry),
+            None => event,
+        };
+        match gate.sink.deliver(&Delivery::of(event)).await {
             Ok(()) => {
                 replayed.delivered += 1;
                 arrived.push(letter);

@@ -145,6 +145,13 @@ impl Export {
         let dir = config.state_dir.as_deref().map(StateDir::open).transpose()?.map(Arc::new);
         // In memory, numbers begin anew: cursors of events on disk mean nothing to them.
         let disk = dir.clone().filter(|_| config.spool.sync != SpoolSync::Off);
+        if let (Some(dir), None) = (&dir, &disk)
+            && dir.file("spool").is_dir()
+        {
+            tracing::error!(
+                "AEP_SPOOL_SYNC is off, and the state directory holds a spool: events that were accepted before and aren't delivered stay there until it is write or fsync again"
+            );
+        }
         let names: Vec<_> = config.sinks.iter().map(|sink| sink.name.as_str()).collect();
         let (floor, others) = disk.as_deref().map(|dir| cursor::furthest(dir, &names)).unwrap_or_default();
         let spool = Spool::open(disk.clone(), config.spool.clone(), floor, metrics.spool.clone())?;

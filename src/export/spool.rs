@@ -293,7 +293,7 @@ impl Spool {
         Reader::new(Arc::clone(&self.0), from)
     }
 
-    /// Holds the events from a number on, as long as the value lives.
+    /// Holds the events from a number on, for as long as the spool is open.
     #[must_use]
     pub fn hold(&self, from: u64) -> Hold {
         Hold::new(Arc::clone(&self.0), from)
@@ -383,7 +383,7 @@ impl Spool {
     }
 
     /// Takes no more events, and returns when those that were taken are committed or have failed. Readers go
-    /// on, and holds that are dropped from now on aren't released.
+    /// on.
     ///
     /// # Cancel safety
     /// Cancel safe: it stays closed, and what is under way goes on.

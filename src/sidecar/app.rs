@@ -355,6 +355,9 @@ fn open_certificate(files: TlsFiles) -> Result<(Tls, Watch<2>), AppError> {
     Ok((tls, watch))
 }
 
+/// How long a batch for the histories is waited for.
+const REFILL: Duration = Duration::from_secs(2);
+
 /// Gives the relay's histories what the spool still holds, so that readers resume across a restart. `everything` is
 /// whether the spool was given all that the relay admitted.
 async fn refill(hub: &Hub, export: &Export, bytes: usize, everything: bool) {
@@ -363,11 +366,16 @@ async fn refill(hub: &Hub, export: &Export, bytes: usize, everything: bool) {
     let before = if whole { Before::Nothing } else { Before::Unknown };
     let mut count = 0;
     while reader.ready() {
-        let events: Vec<_> = reader.next().await.events.into_iter().map(|(_, event)| event).collect();
+        // Whoever emits needn't wait for a file that can't be read now.
+        let Ok(batch) = tokio::time::timeout(REFILL, reader.next()).await else {
+            tracing::warn!("the spool can't be read now: histories begin without what it holds");
+            break;
+        };
+        let events: Vec<_> = batch.events.into_iter().map(|(_, event)| event).collect();
         count += events.len();
         hub.restore(events, before);
     }
-    if !whole {
+    if !whole || reader.ready() {
         // A reader that resumes one of these learns that it has missed something.
         for saved in export.positions() {
             hub.assume_evicted(&saved.session, saved.position);

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use aep_sidecar::aep::Registry;
 use aep_sidecar::relay::http::{Ends, Relay, serve};
 use aep_sidecar::relay::metrics::Code;
-use aep_sidecar::relay::{Access, Hub, Limits, Metrics, Token};
+use aep_sidecar::relay::{Access, Hub, Keep, Limits, Metrics, Token};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
@@ -40,9 +40,19 @@ impl Server {
     }
 
     pub async fn start_with(limits: Limits, access: Access) -> Self {
+        let hub = Hub::new(limits, Arc::new(Registry::core()), Metrics::default());
+        Self::serve(hub, limits, access).await
+    }
+
+    /// One that keeps events in `keep` first.
+    pub async fn start_keeping(limits: Limits, keep: Arc<dyn Keep>) -> Self {
+        let hub = Hub::keeping(limits, Arc::new(Registry::core()), Metrics::default(), keep);
+        Self::serve(hub, limits, Access::new(None)).await
+    }
+
+    async fn serve(hub: Hub, limits: Limits, access: Access) -> Self {
         // Any provider will do: the tests speak plain HTTP.
         let _installed = rustls::crypto::ring::default_provider().install_default();
-        let hub = Hub::new(limits, Arc::new(Registry::core()), Metrics::default());
         let tracker = TaskTracker::new();
         let stop = CancellationToken::new();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

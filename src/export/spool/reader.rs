@@ -20,6 +20,9 @@ const MAX_EVENTS: usize = 256;
 const MAX_BYTES: usize = 1 << 20;
 /// How often a file that can't be read is tried, before what it holds is given up.
 const ATTEMPTS: u32 = 5;
+/// Errors after which a file is still there, to be read when they have passed: no memory, no permission, too many open
+/// files of the system or the process, a stale handle of a network file system. Linux's numbers.
+const PASSING: [i32; 5] = [12, 13, 23, 24, 116];
 /// How long a reader waits before it tries again.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_secs(1);
 
@@ -193,7 +196,9 @@ impl Reader {
         if self.failures == 1 {
             tracing::warn!(file = segment.name(), %error, "spool file can't be read; tried again");
         }
-        if self.failures < ATTEMPTS && error.kind() != io::ErrorKind::NotFound {
+        let gone = error.kind() == io::ErrorKind::NotFound;
+        let is_there = error.raw_os_error().is_some_and(|code| PASSING.contains(&code));
+        if is_there || (self.failures < ATTEMPTS && !gone) {
             return None;
         }
         self.failures = 0;

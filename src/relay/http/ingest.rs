@@ -73,10 +73,11 @@ pub(super) async fn take_in(
         let events = read(&body::decompressed(&bytes, encoding, &limits, &mut share)?, &limits)?;
         match events.iter().position(|event| event.scope() == Scope::Command) {
             Some(line) => Err(Refusal::CommandOverHttp { line }),
-            None => Ok(events),
+            // The share is held until the events are accepted: they may have to wait for that.
+            None => Ok((events, share)),
         }
     };
-    let mut events = if large {
+    let (mut events, _share) = if large {
         // Only a panic or the runtime's end fails the join.
         tokio::task::spawn_blocking(read)
             .await

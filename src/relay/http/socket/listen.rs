@@ -25,6 +25,9 @@ use crate::relay::keep::NotKept;
 /// Events that arrived together are taken in together, up to this many.
 const BATCH: usize = 256;
 
+/// How many bytes of events are read before they are taken in, and one more event at most.
+const BATCH_BYTES: usize = 1024 * 1024;
+
 /// How long a command waits to be kept.
 const COMMAND: Duration = Duration::from_secs(5);
 
@@ -39,8 +42,9 @@ pub(super) struct Listener<'c> {
     progress: &'c Progress,
     /// The ids of the live subscriptions.
     subscriptions: HashSet<String>,
-    /// Events that are read and not yet taken in.
+    /// Events that are read and not yet taken in, and their memory in bytes.
     events: Vec<Event>,
+    bytes: usize,
 }
 
 impl<'c> Listener<'c> {
@@ -61,6 +65,7 @@ impl<'c> Listener<'c> {
             progress,
             subscriptions: HashSet::new(),
             events: Vec::new(),
+            bytes: 0,
         }
     }
 
@@ -74,16 +79,13 @@ impl<'c> Listener<'c> {
                     Err(_) => return Ending::Silent,
                 },
                 // What has been read is taken in as soon as nothing more is at hand.
-                false => match stream.next().now_or_never() {
-                    Some(message) if self.events.len() < BATCH => message,
-                    other => {
+                false => match self.has_room().then(|| stream.next().now_or_never()).flatten() {
+                    Some(message) => message,
+                    None => {
                         if let Err(ending) = self.take_in().await {
                             return ending;
                         }
-                        match other {
-                            Some(message) => message,
-                            None => continue,
-                        }
+                        continue;
                     }
                 },
             };
@@ -96,6 +98,11 @@ impl<'c> Listener<'c> {
                 return ending;
             }
         }
+    }
+
+    /// Whether more is read before what has been read is taken in: while that can't be kept, it waits in memory.
+    fn has_room(&self) -> bool {
+        self.events.len() < BATCH && self.bytes < BATCH_BYTES
     }
 
     /// Takes in what has been read. While it can't be kept, nothing more is read: the sender sees its connection fill
@@ -111,12 +118,14 @@ impl<'c> Listener<'c> {
                 Err(NotKept::Now { .. }) => hub.room().await,
                 Err(NotKept::TooLarge { .. }) => {
                     // Together they may be too much, each by itself less.
-                    for event in std::mem::take(&mut self.events) {
+                    while let Some(event) = self.events.first().cloned() {
                         self.take_in_one(event).await?;
+                        self.events.remove(0);
                     }
                 }
             }
         }
+        self.bytes = 0;
         Ok(())
     }
 
@@ -189,6 +198,7 @@ impl<'c> Listener<'c> {
         if let (Some(session), Scope::Session) = (event.session(), event.scope()) {
             self.connection.claim(session);
         }
+        self.bytes = self.bytes.saturating_add(event.memory());
         self.events.push(event);
         Ok(())
     }

@@ -31,12 +31,13 @@ pub struct SinkOptions {
 impl fmt::Debug for SinkOptions {
     /// Of the protocol's own options the names: a value may be a secret, the password of a key for instance.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { mode, times, credentials, tls, own } = self;
+        let Self { mode, times, credentials, tls, web, own } = self;
         f.debug_struct("SinkOptions")
             .field("mode", mode)
             .field("times", times)
             .field("credentials", credentials)
             .field("tls", tls)
+            .field("web", web)
             .field("own", &own.keys())
             .finish()
     }

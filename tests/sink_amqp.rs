@@ -203,10 +203,7 @@ async fn structured(rabbit: &Rabbit, reader: &Reader, golden: Vec<Event>) {
             let mapped = CloudEvent::of(event).unwrap().structured();
             let message = messages.iter().find(|message| message.delivery.data == mapped).unwrap();
             let properties = &message.delivery.properties;
-            assert_eq!(
-                properties.content_type().as_ref().unwrap().as_str(),
-                "application/cloudevents+json"
-            );
+            assert_eq!(properties.content_type().as_ref().unwrap().as_str(), "application/cloudevents+json");
             assert_eq!(*properties.delivery_mode(), Some(2));
             let id = format!("{}|{}", event.source(), event.id());
             assert_eq!(properties.message_id().as_ref().unwrap().as_str(), id);
@@ -276,8 +273,7 @@ async fn unroutable(rabbit: &Rabbit, reader: &Reader) {
     reader.queue("known", FieldTable::default()).await;
     reader.bind("known", "events", "by.known").await;
     let running = Running::start(&config(&rabbit.url("events/by.{session}"), |_| {}));
-    let feed: Vec<_> =
-        (0..50).flat_map(|seq| ["known", "new"].map(|session| event(session, seq))).collect();
+    let feed: Vec<_> = (0..50).flat_map(|seq| ["known", "new"].map(|session| event(session, seq))).collect();
     running.send(feed.clone()).await;
     running.reaches(SinkState::Misconfigured(Reason::NotFound)).await;
     reader.queue("new", FieldTable::default()).await;
@@ -349,7 +345,8 @@ async fn credentials(rabbit: &Rabbit, reader: &Reader) {
     assert_eq!(running.finish().await, delivered(2));
     assert_eq!(once(events(&reader.read("all").await)).len(), 2);
     // An exchange that the user may not publish to.
-    let running = Running::start(&config(&format!("amqp://writer:secret@127.0.0.1:{port}/later/aep"), |_| {}));
+    let running =
+        Running::start(&config(&format!("amqp://writer:secret@127.0.0.1:{port}/later/aep"), |_| {}));
     running.send(vec![event("s", 0)]).await;
     running.reaches(SinkState::Misconfigured(Reason::Unauthorized)).await;
     assert_eq!(running.delivered(), 0);

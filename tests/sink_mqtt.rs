@@ -10,12 +10,12 @@
 #[path = "harness/broker.rs"]
 mod broker;
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::Command;
-use std::num::NonZeroUsize;
 
-use aep_sidecar::aep::cloudevents::{CloudEvent, inverse};
 use aep_sidecar::aep::Event;
+use aep_sidecar::aep::cloudevents::{CloudEvent, inverse};
 use aep_sidecar::export::sink::Secret;
 use aep_sidecar::export::sink::options::Tls;
 use aep_sidecar::export::{Mode, Reason, SinkState, Summary};
@@ -71,15 +71,14 @@ impl Mosquitto {
         std::fs::write(&file, text).unwrap();
         broker::certificates(dir.path());
         let run = |program: &str, arguments: &[&str]| {
-            assert!(Command::new(program).args(arguments).current_dir(dir.path()).status().unwrap().success());
+            assert!(
+                Command::new(program).args(arguments).current_dir(dir.path()).status().unwrap().success()
+            );
         };
         run("mosquitto_passwd", &["-c", "-b", "passwords", "writer", "secret"]);
         run("mosquitto_passwd", &["-b", "passwords", "reader", "secret"]);
-        std::fs::write(
-            dir.path().join("acl"),
-            "user reader\ntopic read #\nuser writer\ntopic write aep/#\n",
-        )
-        .unwrap();
+        std::fs::write(dir.path().join("acl"), "user reader\ntopic read #\nuser writer\ntopic write aep/#\n")
+            .unwrap();
         let mut broker = Broker::new(program, port, vec!["-c".to_owned(), file.to_str().unwrap().to_owned()]);
         broker.start().await;
         Some(Self { broker, dir })
@@ -106,7 +105,8 @@ impl Mosquitto {
     /// So many messages that the session was sent, in the order they came.
     fn read(&self, count: usize) -> Vec<Message> {
         let session = ["-i", "reader", "-c", "-x", "100000", "-t", "#", "-F", "%j", "-W", "60"];
-        let output = self.client("mosquitto_sub", &session).args(["-C", &count.to_string()]).output().unwrap();
+        let output =
+            self.client("mosquitto_sub", &session).args(["-C", &count.to_string()]).output().unwrap();
         assert!(output.status.success(), "fewer than {count}: {output:?}");
         let lines = String::from_utf8(output.stdout).unwrap();
         lines.lines().map(|line| Message(serde_json::from_str(line).unwrap())).collect()
@@ -138,8 +138,7 @@ async fn every_event_is_published_once_on_its_topic() {
     server.subscribe();
     let events = golden(test);
     for batch in [1, 7] {
-        let config =
-            config(&server.url("aep/{agent}/{type}"), |sink| sink.batch = NonZeroUsize::new(batch));
+        let config = config(&server.url("aep/{agent}/{type}"), |sink| sink.batch = NonZeroUsize::new(batch));
         let (summary, _) = export(&config, events.clone()).await;
         assert_eq!(summary, delivered(events.len()));
         let messages = server.read_all(events.len());
@@ -247,10 +246,7 @@ async fn what_is_too_large_is_a_dead_letter_and_costs_the_others_nothing() {
     let running = Running::start(&config);
     let metrics = running.metrics.clone();
     running.send(events.clone()).await;
-    assert_eq!(
-        running.finish().await,
-        Summary { delivered: 297, dead_letters: 3, ..Summary::default() }
-    );
+    assert_eq!(running.finish().await, Summary { delivered: 297, dead_letters: 3, ..Summary::default() });
     assert_eq!(metrics.dead_letters(SINK, Reason::TooLarge), 3);
     events.drain(150..153);
     let mark = server.client("mosquitto_pub", &["-t", "mark", "-m", "mark"]).status().unwrap();

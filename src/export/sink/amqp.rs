@@ -95,7 +95,10 @@ impl AmqpSink {
         let (exchange, key) = exchange_and_key(url)?;
         let vhost = options.own.get("vhost").map_or("/", String::as_str);
         if vhost.is_empty() || vhost.len() > LONGEST {
-            return Err(BuildError::setting("OPT_VHOST", "must be a virtual host's name, of at most 255 bytes"));
+            return Err(BuildError::setting(
+                "OPT_VHOST",
+                "must be a virtual host's name, of at most 255 bytes",
+            ));
         }
         let (user, password) = own::user(url, &options.credentials);
         let nobody = user.is_none();

@@ -294,7 +294,10 @@ mod tests {
         let sink = sink("mqtt://h/t", &[], Mode::Binary).unwrap();
         let message = sink.message(&event(r#","agent":"a é","data":{"z":1.0},"b":true"#)).unwrap();
         let properties = message.properties.unwrap();
-        assert_eq!((&message.payload[..], properties.content_type.as_deref()), (&br#"{"z":1.0}"#[..], Some(DATA)));
+        assert_eq!(
+            (&message.payload[..], properties.content_type.as_deref()),
+            (&br#"{"z":1.0}"#[..], Some(DATA))
+        );
         let has = |name: &str, value: &str| {
             properties.user_properties.contains(&(name.to_owned(), value.to_owned()))
         };

@@ -20,8 +20,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::super::dial::{Address, lost};
 use super::super::link::{self, CONNECT_TIMEOUT};
 use super::super::{DeliveryError, Reason, Secret};
-use super::judge::{During, confirmation, failure, too_large, transient};
 use super::Message;
+use super::judge::{During, confirmation, failure, too_large, transient};
 
 /// How often a silent server is heard at least, in seconds; half as long again without is the end of the connection.
 const HEARTBEAT: u16 = 20;

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use rumqttc::{
-    AsyncClient, ClientError, ConnAck, Event, EventLoop, MqttOptions, Packet, Publish, PublishNotice, PublishOptions,
-    PublishResult, QoS,
+    AsyncClient, ClientError, ConnAck, Event, EventLoop, MqttOptions, Packet, Publish, PublishNotice,
+    PublishOptions, PublishResult, QoS,
 };
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -99,9 +99,8 @@ impl Connection {
     async fn publish_round(&self, round: Vec<Publish>) -> Result<(), Failure> {
         let mut notices = Vec::with_capacity(round.len());
         for Publish { topic, payload, properties, .. } in round {
-            let topic = String::from_utf8(topic.to_vec()).map_err(|_| {
-                Failure::from(judge::refused(Reason::Protocol, "its topic isn't UTF-8"))
-            })?;
+            let topic = String::from_utf8(topic.to_vec())
+                .map_err(|_| Failure::from(judge::refused(Reason::Protocol, "its topic isn't UTF-8")))?;
             let options = PublishOptions::new(QoS::AtLeastOnce);
             let options = match properties {
                 None => options,

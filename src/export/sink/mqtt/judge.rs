@@ -1,7 +1,9 @@
 //! What it means that a server refuses a connection or a message, or ends a connection: the table at the head of
 //! [`super`].
 
-use rumqttc::{ConnectReturnCode, ConnectionError, DisconnectReasonCode, MqttError, PubAckReason, StateError};
+use rumqttc::{
+    ConnectReturnCode, ConnectionError, DisconnectReasonCode, Error as MqttError, PubAckReason, StateError,
+};
 
 use super::super::dial::lost;
 use super::super::{DeliveryError, Reason, sanitised};
@@ -39,9 +41,7 @@ impl End {
         match self {
             Self::For(error) => error.into(),
             Self::Verdict(error) if alone => error.into(),
-            Self::Verdict(_) => {
-                Failure { error: transient(Reason::ConnectionLost), suspicious: true }
-            }
+            Self::Verdict(_) => Failure { error: transient(Reason::ConnectionLost), suspicious: true },
         }
     }
 }
@@ -124,7 +124,9 @@ fn disconnected(code: DisconnectReasonCode) -> End {
         Code::NotAuthorized => misconfigured(Reason::Unauthorized),
         Code::TopicNameInvalid => misconfigured(Reason::NotFound),
         Code::UseAnotherServer | Code::ServerMoved => misconfigured(Reason::Redirect),
-        Code::MalformedPacket | Code::ProtocolError | Code::QoSNotSupported => misconfigured(Reason::Protocol),
+        Code::MalformedPacket | Code::ProtocolError | Code::QoSNotSupported => {
+            misconfigured(Reason::Protocol)
+        }
         Code::ServerBusy
         | Code::QuotaExceeded
         | Code::MessageRateTooHigh

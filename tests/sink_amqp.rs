@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use aep_sidecar::aep::Event;
 use aep_sidecar::aep::cloudevents::{CloudEvent, inverse};
-use aep_sidecar::export::sink::Secret;
 use aep_sidecar::export::sink::options::Tls;
-use aep_sidecar::export::{Mode, Reason, SinkState, Summary};
+use aep_sidecar::export::sink::{Delivery, DeliveryError, Secret, Sink as _, SinkOptions};
+use aep_sidecar::export::{AnySink, Mode, Reason, SinkState, Summary, Target};
 use broker::{Broker, Running, SINK, config, delivered, event, event_with, export, find, golden, sessions};
 use lapin::message::BasicGetMessage;
 use lapin::options::{
@@ -28,6 +28,7 @@ use lapin::options::{
 use lapin::types::{AMQPValue, FieldTable};
 use lapin::{Channel, Connection, ConnectionProperties, ExchangeKind};
 use tempfile::TempDir;
+use tokio::io::AsyncReadExt as _;
 
 /// What the server takes at most, in bytes.
 const LARGEST: usize = 5000;
@@ -386,4 +387,23 @@ async fn a_server_killed_in_the_middle_loses_nothing() {
     assert_eq!(running.finish().await, delivered(800));
     let reader = rabbit.connect().await;
     assert_eq!(sessions(&once(events(&reader.read("all").await))), sessions(&feed));
+}
+
+/// A server that takes connections and says nothing, as one does whose machine hangs.
+#[tokio::test]
+async fn a_silent_server_is_hung_up_on() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = Target::parse(&format!("amqp://{}/a/b", listener.local_addr().unwrap())).unwrap();
+    let sink = AnySink::build(&target, &SinkOptions::default()).unwrap();
+    let server = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut heard = Vec::new();
+        // Ends when the other side has closed, for good or with a reset.
+        let _end = stream.read_to_end(&mut heard).await;
+        heard
+    };
+    let delivery = Delivery::of(event("s", 1));
+    let (outcome, heard) = tokio::join!(sink.deliver(&delivery), server);
+    assert_eq!(outcome, Err(DeliveryError::Transient { reason: Reason::ConnectTimeout, retry_after: None }));
+    assert!(heard.starts_with(b"AMQP"), "{heard:?}");
 }

@@ -10,18 +10,20 @@
 #[path = "harness/broker.rs"]
 mod broker;
 
+use std::io::{BufRead as _, BufReader};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use aep_sidecar::aep::Event;
 use aep_sidecar::aep::cloudevents::{CloudEvent, inverse};
-use aep_sidecar::export::sink::Secret;
 use aep_sidecar::export::sink::options::Tls;
-use aep_sidecar::export::{Mode, Reason, SinkState, Summary};
+use aep_sidecar::export::sink::{Delivery, DeliveryError, Secret, Sink as _, SinkOptions};
+use aep_sidecar::export::{AnySink, Mode, Reason, SinkState, Summary, Target};
 use broker::{Broker, Running, SINK, config, delivered, event, event_with, export, find, golden, sessions};
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio::io::AsyncReadExt as _;
 
 /// What `mosquitto_sub -F %j` says of a message.
 #[derive(Debug)]
@@ -77,8 +79,11 @@ impl Mosquitto {
         };
         run("mosquitto_passwd", &["-c", "-b", "passwords", "writer", "secret"]);
         run("mosquitto_passwd", &["-b", "passwords", "reader", "secret"]);
-        std::fs::write(dir.path().join("acl"), "user reader\ntopic read #\nuser writer\ntopic write aep/#\n")
-            .unwrap();
+        std::fs::write(
+            dir.path().join("acl"),
+            "user reader\ntopic read #\ntopic write mark\nuser writer\ntopic write aep/#\n",
+        )
+        .unwrap();
         let mut broker = Broker::new(program, port, vec!["-c".to_owned(), file.to_str().unwrap().to_owned()]);
         broker.start().await;
         Some(Self { broker, dir })
@@ -112,10 +117,40 @@ impl Mosquitto {
         lines.lines().map(|line| Message(serde_json::from_str(line).unwrap())).collect()
     }
 
+    /// Publishes what stands after everything before.
+    fn mark(&self) {
+        let mark = self.client("mosquitto_pub", &["-t", "mark", "-m", "mark"]).output().unwrap();
+        // It succeeds too where the server refuses.
+        assert!(mark.status.success() && mark.stderr.is_empty(), "{mark:?}");
+    }
+
+    /// The first of each event that the session was sent. To be called once.
+    fn read_once(&self) -> Vec<Event> {
+        self.mark();
+        let session = ["-i", "reader", "-c", "-x", "100000", "-t", "#", "-F", "%j", "-W", "60"];
+        let mut reader = self.client("mosquitto_sub", &session).stdout(Stdio::piped()).spawn().unwrap();
+        let mut events: Vec<Event> = Vec::new();
+        let mut marked = false;
+        for line in BufReader::new(reader.stdout.take().unwrap()).lines() {
+            let message = Message(serde_json::from_str(&line.unwrap()).unwrap());
+            marked = message.topic() == "mark";
+            if marked {
+                break;
+            }
+            let event = message.event();
+            if !events.iter().any(|known| known.id() == event.id()) {
+                events.push(event);
+            }
+        }
+        reader.kill().unwrap();
+        reader.wait().unwrap();
+        assert!(marked, "no mark after {} events", events.len());
+        events
+    }
+
     /// Everything that the session was sent.
     fn read_all(&self, expected: usize) -> Vec<Message> {
-        let mark = self.client("mosquitto_pub", &["-t", "mark", "-m", "mark"]).status().unwrap();
-        assert!(mark.success());
+        self.mark();
         let mut messages = self.read(expected + 1);
         assert_eq!(messages.pop().unwrap().topic(), "mark", "no more than {expected}");
         messages
@@ -207,21 +242,8 @@ async fn a_server_stopped_in_the_middle_loses_nothing() {
     running.reaches(SinkState::Paused(Reason::Refused)).await;
     server.broker.start().await;
     assert_eq!(running.finish().await, delivered(800));
-    let mark = server.client("mosquitto_pub", &["-t", "mark", "-m", "mark"]).status().unwrap();
-    assert!(mark.success());
     // What had no acknowledgement before the stop may be there twice.
-    let mut arrived = Vec::new();
-    loop {
-        let message = server.read(1).remove(0);
-        if message.topic() == "mark" {
-            break;
-        }
-        let event = message.event();
-        if !arrived.iter().any(|known: &Event| known.id() == event.id()) {
-            arrived.push(event);
-        }
-    }
-    assert_eq!(sessions(&arrived), sessions(&events));
+    assert_eq!(sessions(&server.read_once()), sessions(&events));
 }
 
 #[tokio::test]
@@ -249,20 +271,7 @@ async fn what_is_too_large_is_a_dead_letter_and_costs_the_others_nothing() {
     assert_eq!(running.finish().await, Summary { delivered: 297, dead_letters: 3, ..Summary::default() });
     assert_eq!(metrics.dead_letters(SINK, Reason::TooLarge), 3);
     events.drain(150..153);
-    let mark = server.client("mosquitto_pub", &["-t", "mark", "-m", "mark"]).status().unwrap();
-    assert!(mark.success());
-    let mut arrived: Vec<Event> = Vec::new();
-    loop {
-        let message = server.read(1).remove(0);
-        if message.topic() == "mark" {
-            break;
-        }
-        let event = message.event();
-        if !arrived.iter().any(|known| known.id() == event.id()) {
-            arrived.push(event);
-        }
-    }
-    assert_eq!(sessions(&arrived), sessions(&events));
+    assert_eq!(sessions(&server.read_once()), sessions(&events));
 }
 
 #[tokio::test]
@@ -308,4 +317,23 @@ async fn tls_is_spoken_with_whom_is_trusted() {
     let running = Running::start(&with("other.pem", true));
     running.send(vec![event("s", 0)]).await;
     running.reaches(SinkState::Misconfigured(Reason::Certificate)).await;
+}
+
+/// A server that takes connections and says nothing, as one does whose machine hangs.
+#[tokio::test]
+async fn a_silent_server_is_hung_up_on() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let target = Target::parse(&format!("mqtt://{}/a/b", listener.local_addr().unwrap())).unwrap();
+    let sink = AnySink::build(&target, &SinkOptions::default()).unwrap();
+    let server = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut heard = Vec::new();
+        // Ends when the other side has closed, for good or with a reset.
+        let _end = stream.read_to_end(&mut heard).await;
+        heard
+    };
+    let delivery = Delivery::of(event("s", 1));
+    let (outcome, heard) = tokio::join!(sink.deliver(&delivery), server);
+    assert_eq!(outcome, Err(DeliveryError::Transient { reason: Reason::ConnectTimeout, retry_after: None }));
+    assert!(heard.starts_with(&[0x10]), "{heard:?}");
 }

@@ -3,7 +3,8 @@
 use percent_encoding::percent_decode_str;
 use reqwest::Url;
 
-use super::{BuildError, SinkOptions};
+use super::options::Credentials;
+use super::{BuildError, Secret, SinkOptions};
 
 /// Refuses options of the protocol's own that none of `known` names.
 pub(super) fn refuse_unknown(options: &SinkOptions, known: &[&str]) -> Result<(), BuildError> {
@@ -44,8 +45,18 @@ pub(super) fn path(url: &Url) -> Result<String, BuildError> {
 }
 
 /// A part of a URL, its percent-encoding undone.
-pub(super) fn decoded(part: &str) -> String {
+fn decoded(part: &str) -> String {
     percent_decode_str(part).decode_utf8_lossy().into_owned()
+}
+
+/// User name and password: the URL's, else those of the settings.
+pub(super) fn user(url: &Url, credentials: &Credentials) -> (Option<String>, Option<Secret>) {
+    let user = match decoded(url.username()) {
+        none if none.is_empty() => credentials.username.clone(),
+        user => Some(user),
+    };
+    let password = url.password().map(|password| Secret::fixed(&decoded(password)));
+    (user, password.or_else(|| credentials.password.clone()))
 }
 
 /// Whether the certificates that are named can be read: better said now than at the first connection.

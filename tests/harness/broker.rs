@@ -8,7 +8,7 @@
     reason = "a helper of tests fails by panicking"
 )]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -201,7 +201,17 @@ impl Running {
 
     /// Waits until the sink is in that state.
     pub async fn reaches(&self, state: SinkState) {
-        until(&format!("{state:?}"), || self.state() == state).await;
+        let mut seen = BTreeSet::new();
+        let reached = async {
+            until(&format!("{state:?}"), || {
+                seen.insert(format!("{:?}", self.state()));
+                self.state() == state
+            })
+            .await;
+        };
+        if tokio::time::timeout(PATIENCE / 2, reached).await.is_err() {
+            panic!("{state:?} isn't among {seen:?}");
+        }
     }
 
     /// Waits until so many events are delivered.

@@ -214,8 +214,8 @@ impl Sink for NatsSink {
     }
 }
 
-/// Who the sink says it is: credentials, else a token, else a user. A URL with a user name and no password holds a
-/// token, as NATS has it.
+/// Who the sink says it is: a file of credentials, else what the URL says, else a token, else a user. A user name
+/// without a password in the URL is a token, as NATS has it.
 fn login(url: &Url, options: &SinkOptions) -> Result<Login, BuildError> {
     if let Some(path) = options.own.get("credentials") {
         let path = PathBuf::from(path);
@@ -230,16 +230,13 @@ fn login(url: &Url, options: &SinkOptions) -> Result<Login, BuildError> {
         };
     }
     let credentials = &options.credentials;
-    if let Some(token) = &credentials.token {
-        return Ok(Login::Token(token.clone()));
-    }
-    let in_url = url.password().map(|password| Secret::fixed(&own::decoded(password)));
-    let password = credentials.password.clone().or(in_url);
-    let user = credentials.username.clone().unwrap_or_else(|| own::decoded(url.username()));
-    Ok(match (user.is_empty(), password) {
-        (true, None) => Login::Nobody,
-        (false, None) if credentials.username.is_none() => Login::Token(Secret::fixed(&user)),
-        (_, password) => Login::User(user, password),
+    let (user, password) = own::user(url, credentials);
+    let in_url = !url.username().is_empty();
+    Ok(match (&credentials.token, user, password) {
+        (_, Some(token), None) if in_url => Login::Token(Secret::fixed(&token)),
+        (Some(token), _, _) if !in_url => Login::Token(token.clone()),
+        (_, Some(user), password) => Login::User(user, password),
+        (_, None, _) => Login::Nobody,
     })
 }
 
@@ -319,8 +316,13 @@ mod tests {
             "User(\"u\", None)"
         );
         assert_eq!(
-            login("nats://u:p@h/s", |options| options.credentials.token = Some(Secret::fixed("t"))),
+            login("nats://h/s", |options| options.credentials.token = Some(Secret::fixed("t"))),
             "Token(Secret(…))"
+        );
+        assert_eq!(
+            login("nats://u:p@h/s", |options| options.credentials.token = Some(Secret::fixed("t"))),
+            "User(\"u\", Some(Secret(…)))",
+            "the URL is the sink's own"
         );
     }
 }

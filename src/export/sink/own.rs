@@ -45,7 +45,7 @@ pub(super) fn path(url: &Url) -> Result<String, BuildError> {
 }
 
 /// A part of a URL, its percent-encoding undone.
-pub(super) fn decoded(part: &str) -> String {
+fn decoded(part: &str) -> String {
     percent_decode_str(part).decode_utf8_lossy().into_owned()
 }
 

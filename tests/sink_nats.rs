@@ -449,15 +449,15 @@ async fn a_credentials_file_logs_in() {
     let (operator, account, user) =
         (nkeys::KeyPair::new_operator(), nkeys::KeyPair::new_account(), nkeys::KeyPair::new_user());
     let (operator_key, account_key) = (operator.public_key(), account.public_key());
-    let operator_jwt = jwt(&operator, &operator_key, json!({"type": "operator", "version": 2}));
+    let operator_jwt = jwt(&operator, &operator_key, &json!({"type": "operator", "version": 2}));
     let limits = json!({
         "subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": true, "conn": -1,
         "leaf": -1, "mem_storage": -1, "disk_storage": -1, "streams": -1, "consumer": -1,
     });
     let account_jwt =
-        jwt(&operator, &account_key, json!({"type": "account", "version": 2, "limits": limits}));
+        jwt(&operator, &account_key, &json!({"type": "account", "version": 2, "limits": limits}));
     let claims = json!({"type": "user", "version": 2, "subs": -1, "data": -1, "payload": -1});
-    let user_jwt = jwt(&account, &user.public_key(), claims);
+    let user_jwt = jwt(&account, &user.public_key(), &claims);
     let settings = format!(
         "operator: {operator_jwt}\nresolver: MEMORY\nresolver_preload: {{ {account_key}: {account_jwt} }}\n"
     );
@@ -484,7 +484,7 @@ async fn a_credentials_file_logs_in() {
 }
 
 /// A token that `signer` vouches for, as NATS has them.
-fn jwt(signer: &nkeys::KeyPair, subject: &str, claims: Value) -> String {
+fn jwt(signer: &nkeys::KeyPair, subject: &str, claims: &Value) -> String {
     let claims = json!({"jti": "x", "iat": 1_700_000_000, "iss": signer.public_key(), "name": "x", "sub": subject, "nats": claims});
     let head = base64url(json!({"typ": "JWT", "alg": "ed25519-nkey"}).to_string().as_bytes());
     let signed = format!("{head}.{}", base64url(claims.to_string().as_bytes()));

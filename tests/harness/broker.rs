@@ -1,6 +1,7 @@
 //! A broker from the system's packages as a process of the test, and an export into it.
 #![allow(unreachable_pub, reason = "every test crate has this as a module of its own")]
 #![allow(dead_code, reason = "each test crate uses its own part of this")]
+#![allow(clippy::explicit_write, reason = "what eprintln! says is shown for failures only")]
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -223,7 +224,7 @@ impl Running {
     pub async fn finish(self) -> Summary {
         let Self { feed, mut task, .. } = self;
         drop(feed);
-        tokio::time::timeout(PATIENCE, task.join_next()).await.expect("an end").unwrap().unwrap().unwrap()
+        tokio::time::timeout(PATIENCE, task.join_next()).await.unwrap().unwrap().unwrap().unwrap()
     }
 }
 

@@ -96,11 +96,8 @@ impl NatsSink {
         let server = format!("{}://{host}:{}", url.scheme(), url.port().unwrap_or(PORT));
         let server: ServerAddr =
             server.parse().map_err(|_| BuildError::setting("the URL's host", "must be a host's name"))?;
-        let acknowledgement = if own::flag(options, "jetstream", true)? {
-            Acknowledgement::Stream
-        } else {
-            Acknowledgement::Server
-        };
+        let acknowledgement =
+            if flag(options, "jetstream", true)? { Acknowledgement::Stream } else { Acknowledgement::Server };
         if acknowledgement == Acknowledgement::Server {
             tracing::warn!(
                 "without JetStream an event that no subscriber hears when it is published is gone, and one that is sent twice arrives twice"
@@ -211,6 +208,18 @@ impl Sink for NatsSink {
         });
         self.tell(&outcome);
         outcome
+    }
+}
+
+/// An option that is one of the two.
+fn flag(options: &SinkOptions, name: &str, default: bool) -> Result<bool, BuildError> {
+    match options.own.get(name).map(String::as_str) {
+        None => Ok(default),
+        Some("true" | "1") => Ok(true),
+        Some("false" | "0") => Ok(false),
+        Some(_) => {
+            Err(BuildError::setting(format!("OPT_{}", name.to_ascii_uppercase()), "must be true or false"))
+        }
     }
 }
 

@@ -21,18 +21,6 @@ pub(super) fn refuse_unknown(options: &SinkOptions, known: &[&str]) -> Result<()
     }
 }
 
-/// An option that is one of the two.
-pub(super) fn flag(options: &SinkOptions, name: &str, default: bool) -> Result<bool, BuildError> {
-    match options.own.get(name).map(String::as_str) {
-        None => Ok(default),
-        Some("true" | "1") => Ok(true),
-        Some("false" | "0") => Ok(false),
-        Some(_) => {
-            Err(BuildError::setting(format!("OPT_{}", name.to_ascii_uppercase()), "must be true or false"))
-        }
-    }
-}
-
 /// The URL's path without its first slash, its percent-encoding undone: parsing encodes what no URL can hold.
 pub(super) fn path(url: &Url) -> Result<String, BuildError> {
     let path = url.path().trim_matches('/');

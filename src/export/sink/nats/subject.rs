@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn what_has_a_meaning_in_subjects_becomes_an_underscore() {
         let nasty = r#","agent":"a.b *>\t\u2028\u0000é\r\n$""#;
-        assert_eq!(subject("x.{agent}", nasty), "x.a_b_______é__$");
+        assert_eq!(subject("x.{agent}", nasty), "x.a_b______é__$");
         assert_eq!(subject("{agent}.API", r#","agent":"$JS""#), "_JS.API");
         let long = format!(r#","agent":"{}""#, "a".repeat(LONGEST));
         assert_eq!(Template::parse("x.{agent}").unwrap().subject(&event(&long)), None);

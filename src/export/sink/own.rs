@@ -22,6 +22,7 @@ pub(super) fn refuse_unknown(options: &SinkOptions, known: &[&str]) -> Result<()
 }
 
 /// The URL's path without its first slash, its percent-encoding undone: parsing encodes what no URL can hold.
+#[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
 pub(super) fn path(url: &Url) -> Result<String, BuildError> {
     let path = url.path().trim_matches('/');
     match percent_decode_str(path).decode_utf8() {

@@ -79,6 +79,10 @@ fn tables_that_stand_in_the_code_are_the_same_in_the_documentation() {
     for (source, page) in [
         ("src/export/sink.rs", "docs/delivery.md"),
         ("src/export/sink/kafka.rs", "docs/destinations.md"),
+        ("src/export/sink/nats.rs", "docs/destinations.md"),
+        ("src/export/sink/redis.rs", "docs/destinations.md"),
+        ("src/export/sink/mqtt.rs", "docs/destinations.md"),
+        ("src/export/sink/amqp.rs", "docs/destinations.md"),
         ("src/aep/cloudevents.rs", "docs/cloudevents.md"),
     ] {
         let (code, text) = (read(source), read(page));

@@ -24,23 +24,33 @@
 //!
 //! A response body is read up to 1 KiB, for a dead letter's `detail` only.
 
+#[cfg(feature = "amqp")]
+pub mod amqp;
+#[cfg(any(feature = "amqp", feature = "mqtt"))]
+mod dial;
 #[cfg(feature = "file")]
 pub mod file;
 pub mod http;
 #[cfg(feature = "kafka")]
 pub mod kafka;
-#[cfg(any(feature = "nats", feature = "redis"))]
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
 mod link;
+#[cfg(feature = "mqtt")]
+pub mod mqtt;
 #[cfg(feature = "nats")]
 pub mod nats;
 pub mod options;
-#[cfg(any(feature = "nats", feature = "redis"))]
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
 mod own;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(any(feature = "amqp", feature = "mqtt"))]
+mod rounds;
 mod secret;
 pub mod stdout;
 mod target;
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats"))]
+mod template;
 
 use std::fmt;
 use std::future::Future;
@@ -49,11 +59,15 @@ use std::time::Duration;
 use crate::aep::Event;
 use crate::aep::cloudevents::MappingError;
 
+#[cfg(feature = "amqp")]
+pub use self::amqp::AmqpSink;
 #[cfg(feature = "file")]
 pub use self::file::FileSink;
 pub use self::http::HttpSink;
 #[cfg(feature = "kafka")]
 pub use self::kafka::KafkaSink;
+#[cfg(feature = "mqtt")]
+pub use self::mqtt::MqttSink;
 #[cfg(feature = "nats")]
 pub use self::nats::NatsSink;
 pub use self::options::{Mode, SinkOptions, Times};
@@ -264,6 +278,12 @@ pub enum AnySink {
     /// To NATS.
     #[cfg(feature = "nats")]
     Nats(Box<NatsSink>),
+    /// To an MQTT server.
+    #[cfg(feature = "mqtt")]
+    Mqtt(Box<MqttSink>),
+    /// To an AMQP server.
+    #[cfg(feature = "amqp")]
+    Amqp(Box<AmqpSink>),
     /// To Redis.
     #[cfg(feature = "redis")]
     Redis(Box<RedisSink>),
@@ -331,7 +351,13 @@ impl AnySink {
             Target::Nats(url) => NatsSink::new(url, options).map(Box::new).map(Self::Nats),
             #[cfg(not(feature = "nats"))]
             Target::Nats(_) => Err(BuildError::Feature { scheme: "nats", feature: "nats" }),
+            #[cfg(feature = "mqtt")]
+            Target::Mqtt(url) => MqttSink::new(url, options).map(Box::new).map(Self::Mqtt),
+            #[cfg(not(feature = "mqtt"))]
             Target::Mqtt(_) => Err(BuildError::Feature { scheme: "mqtt", feature: "mqtt" }),
+            #[cfg(feature = "amqp")]
+            Target::Amqp(url) => AmqpSink::new(url, options).map(Box::new).map(Self::Amqp),
+            #[cfg(not(feature = "amqp"))]
             Target::Amqp(_) => Err(BuildError::Feature { scheme: "amqp", feature: "amqp" }),
             #[cfg(feature = "redis")]
             Target::Redis(url) => RedisSink::new(url, options).map(Box::new).map(Self::Redis),
@@ -355,6 +381,10 @@ impl Sink for AnySink {
             Self::Stdout(sink) => sink.deliver(delivery).await,
             #[cfg(feature = "nats")]
             Self::Nats(sink) => sink.deliver(delivery).await,
+            #[cfg(feature = "mqtt")]
+            Self::Mqtt(sink) => sink.deliver(delivery).await,
+            #[cfg(feature = "amqp")]
+            Self::Amqp(sink) => sink.deliver(delivery).await,
             #[cfg(feature = "redis")]
             Self::Redis(sink) => sink.deliver(delivery).await,
             #[cfg(feature = "file")]

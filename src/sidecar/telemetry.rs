@@ -10,8 +10,9 @@ use super::settings::LogFormat;
 const QUIET: [&str; 7] =
     ["h2", "hyper", "hyper_util", "reqwest", "rustls", "tokio_tungstenite", "tungstenite"];
 
-/// Libraries that log as errors what the export expects, counts and logs itself: a lost connection, a refusal.
-const SILENT: [&str; 1] = ["async_nats"];
+/// Libraries that log as errors what the export expects, counts and logs itself: a lost connection, a refusal. One of
+/// them logs the messages that come back, too, with all that is in them.
+const SILENT: [&str; 3] = ["async_nats", "lapin", "lapin::returned_messages"];
 
 /// Why logging can't start.
 #[derive(Debug, thiserror::Error)]

@@ -96,11 +96,8 @@ impl NatsSink {
         let server = format!("{}://{host}:{}", url.scheme(), url.port().unwrap_or(PORT));
         let server: ServerAddr =
             server.parse().map_err(|_| BuildError::setting("the URL's host", "must be a host's name"))?;
-        let acknowledgement = if own::flag(options, "jetstream", true)? {
-            Acknowledgement::Stream
-        } else {
-            Acknowledgement::Server
-        };
+        let acknowledgement =
+            if flag(options, "jetstream", true)? { Acknowledgement::Stream } else { Acknowledgement::Server };
         if acknowledgement == Acknowledgement::Server {
             tracing::warn!(
                 "without JetStream an event that no subscriber hears when it is published is gone, and one that is sent twice arrives twice"
@@ -214,8 +211,20 @@ impl Sink for NatsSink {
     }
 }
 
-/// Who the sink says it is: credentials, else a token, else a user. A URL with a user name and no password holds a
-/// token, as NATS has it.
+/// An option that is one of the two.
+fn flag(options: &SinkOptions, name: &str, default: bool) -> Result<bool, BuildError> {
+    match options.own.get(name).map(String::as_str) {
+        None => Ok(default),
+        Some("true" | "1") => Ok(true),
+        Some("false" | "0") => Ok(false),
+        Some(_) => {
+            Err(BuildError::setting(format!("OPT_{}", name.to_ascii_uppercase()), "must be true or false"))
+        }
+    }
+}
+
+/// Who the sink says it is: a file of credentials, else what the URL says, else a token, else a user. A user name
+/// without a password in the URL is a token, as NATS has it.
 fn login(url: &Url, options: &SinkOptions) -> Result<Login, BuildError> {
     if let Some(path) = options.own.get("credentials") {
         let path = PathBuf::from(path);
@@ -230,16 +239,13 @@ fn login(url: &Url, options: &SinkOptions) -> Result<Login, BuildError> {
         };
     }
     let credentials = &options.credentials;
-    if let Some(token) = &credentials.token {
-        return Ok(Login::Token(token.clone()));
-    }
-    let in_url = url.password().map(|password| Secret::fixed(&own::decoded(password)));
-    let password = credentials.password.clone().or(in_url);
-    let user = credentials.username.clone().unwrap_or_else(|| own::decoded(url.username()));
-    Ok(match (user.is_empty(), password) {
-        (true, None) => Login::Nobody,
-        (false, None) if credentials.username.is_none() => Login::Token(Secret::fixed(&user)),
-        (_, password) => Login::User(user, password),
+    let (user, password) = own::user(url, credentials);
+    let in_url = !url.username().is_empty();
+    Ok(match (&credentials.token, user, password) {
+        (_, Some(token), None) if in_url => Login::Token(Secret::fixed(&token)),
+        (Some(token), _, _) if !in_url => Login::Token(token.clone()),
+        (_, Some(user), password) => Login::User(user, password),
+        (_, None, _) => Login::Nobody,
     })
 }
 
@@ -319,8 +325,13 @@ mod tests {
             "User(\"u\", None)"
         );
         assert_eq!(
-            login("nats://u:p@h/s", |options| options.credentials.token = Some(Secret::fixed("t"))),
+            login("nats://h/s", |options| options.credentials.token = Some(Secret::fixed("t"))),
             "Token(Secret(…))"
+        );
+        assert_eq!(
+            login("nats://u:p@h/s", |options| options.credentials.token = Some(Secret::fixed("t"))),
+            "User(\"u\", Some(Secret(…)))",
+            "the URL is the sink's own"
         );
     }
 }

@@ -3,7 +3,8 @@
 use percent_encoding::percent_decode_str;
 use reqwest::Url;
 
-use super::{BuildError, SinkOptions};
+use super::options::Credentials;
+use super::{BuildError, Secret, SinkOptions};
 
 /// Refuses options of the protocol's own that none of `known` names.
 pub(super) fn refuse_unknown(options: &SinkOptions, known: &[&str]) -> Result<(), BuildError> {
@@ -20,19 +21,8 @@ pub(super) fn refuse_unknown(options: &SinkOptions, known: &[&str]) -> Result<()
     }
 }
 
-/// An option that is one of the two.
-pub(super) fn flag(options: &SinkOptions, name: &str, default: bool) -> Result<bool, BuildError> {
-    match options.own.get(name).map(String::as_str) {
-        None => Ok(default),
-        Some("true" | "1") => Ok(true),
-        Some("false" | "0") => Ok(false),
-        Some(_) => {
-            Err(BuildError::setting(format!("OPT_{}", name.to_ascii_uppercase()), "must be true or false"))
-        }
-    }
-}
-
 /// The URL's path without its first slash, its percent-encoding undone: parsing encodes what no URL can hold.
+#[cfg(any(feature = "mqtt", feature = "nats", feature = "redis"))]
 pub(super) fn path(url: &Url) -> Result<String, BuildError> {
     let path = url.path().trim_matches('/');
     match percent_decode_str(path).decode_utf8() {
@@ -44,8 +34,18 @@ pub(super) fn path(url: &Url) -> Result<String, BuildError> {
 }
 
 /// A part of a URL, its percent-encoding undone.
-pub(super) fn decoded(part: &str) -> String {
+fn decoded(part: &str) -> String {
     percent_decode_str(part).decode_utf8_lossy().into_owned()
+}
+
+/// User name and password: the URL's, else those of the settings.
+pub(super) fn user(url: &Url, credentials: &Credentials) -> (Option<String>, Option<Secret>) {
+    let user = match decoded(url.username()) {
+        none if none.is_empty() => credentials.username.clone(),
+        user => Some(user),
+    };
+    let password = url.password().map(|password| Secret::fixed(&decoded(password)));
+    (user, password.or_else(|| credentials.password.clone()))
 }
 
 /// Whether the certificates that are named can be read: better said now than at the first connection.

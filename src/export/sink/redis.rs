@@ -9,8 +9,8 @@
 //! | the server answered with the entry's identifier | delivered | the next event of the session goes out |
 //! | `OOM`, `LOADING`, `MISCONF`, `NOREPLICAS`, `BUSY`, `MASTERDOWN`, `CLUSTERDOWN`, `TRYAGAIN`, too many clients | transient (`unavailable`) | the sink pauses, one probe at a time |
 //! | `READONLY` | transient (`unavailable`) | as above, and a new connection looks for the primary |
-//! | an event larger than `proto-max-bulk-len` | rejected (`too-large`) | dead letter; a batch is split |
-//! | `NOAUTH`, `WRONGPASS`, `NOPERM`, login refused | misconfigured (`unauthorized`) | the sink pauses; no event is thrown away |
+//! | an event larger than the server's `proto-max-bulk-len`, known before sending | rejected (`too-large`) | dead letter; a batch is split |
+//! | `NOAUTH`, `WRONGPASS`, `NOPERM`, `DENIED` (protected mode), login refused | misconfigured (`unauthorized`) | the sink pauses; no event is thrown away |
 //! | `WRONGTYPE`: the key holds something else; no such database | misconfigured (`not-found`) | as above |
 //! | `MOVED`, `ASK`: another node of a cluster holds the stream | misconfigured (`status-3xx`) | as above: redirects are never followed |
 //! | any other error | misconfigured (`protocol`) | as above |
@@ -31,7 +31,7 @@ use tokio::time::Instant;
 
 use self::connection::{Access, Connection};
 use super::link::Link;
-use super::{BuildError, Delivery, DeliveryError, Mode, Reason, Secret, Sink, SinkOptions, own, sanitised};
+use super::{BuildError, Delivery, DeliveryError, Mode, Reason, Sink, SinkOptions, own};
 use crate::aep::cloudevents::{CloudEvent, TYPE_PREFIX};
 
 /// The server's port where the URL names none.
@@ -77,17 +77,15 @@ impl RedisSink {
             Some(None) => return Err(BuildError::setting("OPT_MAXLEN", "must be 1 or more")),
             longest => longest.flatten(),
         };
-        let credentials = &options.credentials;
-        let in_url = url.password().map(|password| Secret::fixed(&own::decoded(password)));
-        let user = credentials.username.clone().unwrap_or_else(|| own::decoded(url.username()));
+        let (user, password) = own::user(url, &options.credentials);
         Ok(Self {
             link: Link::new(),
             access: Arc::new(Access {
                 host: url.host_str().unwrap_or_default().trim_matches(['[', ']']).to_owned(),
                 port: url.port().unwrap_or(PORT),
                 tls: (url.scheme() == "rediss").then(|| options.tls.clone()),
-                user: (!user.is_empty()).then_some(user),
-                password: credentials.password.clone().or(in_url),
+                user,
+                password,
                 database: number("database").transpose()?.unwrap_or(0),
             }),
             stream: own::path(url)?,
@@ -164,14 +162,11 @@ fn answer(code: &str, said: &str) -> Option<DeliveryError> {
     Some(match code {
         "OOM" | "LOADING" | "MISCONF" | "NOREPLICAS" | "BUSY" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN"
         | "READONLY" => unavailable,
-        "NOAUTH" | "WRONGPASS" | "NOPERM" => misconfigured(Reason::Unauthorized),
+        "NOAUTH" | "WRONGPASS" | "NOPERM" | "DENIED" => misconfigured(Reason::Unauthorized),
         "WRONGTYPE" => misconfigured(Reason::NotFound),
         "MOVED" | "ASK" => misconfigured(Reason::Redirect),
         _ if said.contains("max number of clients") => unavailable,
         _ if said.contains("DB index") => misconfigured(Reason::NotFound),
-        _ if said.contains("invalid bulk length") => {
-            DeliveryError::Rejected { reason: Reason::TooLarge, status: None, detail: sanitised(said) }
-        }
         _ => return None,
     })
 }
@@ -231,11 +226,11 @@ mod tests {
             ("NOAUTH", "", Reason::Unauthorized),
             ("WRONGPASS", "", Reason::Unauthorized),
             ("NOPERM", "", Reason::Unauthorized),
+            ("DENIED", "Redis is running in protected mode", Reason::Unauthorized),
             ("WRONGTYPE", "", Reason::NotFound),
             ("ERR", "DB index is out of range", Reason::NotFound),
             ("MOVED", "3999 127.0.0.1:6381", Reason::Redirect),
             ("ERR", "max number of clients reached", Reason::Unavailable),
-            ("ERR", "Protocol error: invalid bulk length", Reason::TooLarge),
         ] {
             assert_eq!(answer(code, said).unwrap().reason(), reason, "{code} {said}");
         }

@@ -162,7 +162,8 @@ impl fmt::Display for Target {
                 if let Some(port) = url.port() {
                     write!(f, ":{port}")?;
                 }
-                f.write_str(url.path())
+                // As it was written: a subject's template has braces, which no URL can hold.
+                f.write_str(&url.path().replace("%7B", "{").replace("%7D", "}"))
             }
             Self::File(path) => write!(f, "file://{}", path.display()),
             Self::Stdout => f.write_str("stdout"),

@@ -1,18 +1,17 @@
 //! One connection to a Redis server, which ends rather than being remade behind the sink's back.
 
 use std::fs;
-use std::future::Future;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, RedisConnectionInfo};
+use redis::{Arg, AsyncConnectionConfig, Cmd, RedisConnectionInfo};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
@@ -21,7 +20,7 @@ use super::super::http::{Phase, failure_in};
 use super::super::link::{self, CONNECT_TIMEOUT};
 use super::super::options::Tls;
 use super::super::{DeliveryError, Reason, Secret};
-use super::verdict;
+use super::{answer, verdict};
 
 /// Where a server is, and how to be let in.
 #[derive(Debug)]
@@ -39,6 +38,8 @@ pub(super) struct Access {
 /// A connection that was made. What is under way when it ends fails.
 pub(super) struct Connection {
     commands: MultiplexedConnection,
+    /// The longest part of a command that the server reads, in bytes; at a longer one it hangs up.
+    longest: usize,
     /// Set when no attempt is to go over it any more.
     spent: AtomicBool,
     /// Reads and writes. Ends with this value, and the socket with it.
@@ -66,6 +67,11 @@ impl Connection {
 
     /// Has the commands executed, all or none.
     pub(super) async fn add(&self, entries: &[Cmd]) -> Result<(), DeliveryError> {
+        let parts = entries.iter().flat_map(Cmd::args_iter);
+        if parts.into_iter().any(|part| matches!(part, Arg::Simple(bytes) if bytes.len() > self.longest)) {
+            let detail = "larger than the server's proto-max-bulk-len".to_owned();
+            return Err(DeliveryError::Rejected { reason: Reason::TooLarge, status: None, detail });
+        }
         let mut commands = self.commands.clone();
         let outcome = match entries {
             [one] => one.query_async::<String>(&mut commands).await.map(|_| 1),
@@ -82,13 +88,9 @@ impl Connection {
             Ok(added) if added == entries.len() => Ok(()),
             Ok(_) => Err(DeliveryError::Misconfigured { reason: Reason::Protocol }),
             Err(error) => {
-                let error = verdict(error);
-                // Where the server has become a replica, its name leads to another one by now. After a request that
-                // it can't read, or a broken connection, it has hung up.
-                if !matches!(error, DeliveryError::Misconfigured { .. }) {
-                    self.give_up();
-                }
-                Err(error)
+                // It may have ended; and where the server has become a replica, its name leads to another by now.
+                self.give_up();
+                Err(verdict(error))
             }
         }
     }
@@ -115,10 +117,11 @@ async fn connect(access: &Access) -> Result<Connection, DeliveryError> {
     log_in(access, stream).await
 }
 
-fn log_in<S>(access: &Access, stream: S) -> impl Future<Output = Result<Connection, DeliveryError>>
+async fn log_in<S>(access: &Access, mut stream: S) -> Result<Connection, DeliveryError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    greet(&mut stream, access.password.is_some()).await?;
     let mut info = RedisConnectionInfo::default().set_skip_set_lib_name().set_db(i64::from(access.database));
     if let Some(user) = &access.user {
         info = info.set_username(user);
@@ -126,18 +129,49 @@ where
     if let Some(password) = &access.password {
         info = info.set_password(password.current());
     }
-    async move {
-        // The attempt as a whole has its bound already.
-        let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-        let made = MultiplexedConnection::new_with_config(&info, stream, config).await;
-        let (commands, driver) = made.map_err(|error| {
-            let tls = error.is_io_error().then(|| lost(&error));
-            tls.unwrap_or_else(|| verdict(error))
-        })?;
-        let mut driving = JoinSet::new();
-        driving.spawn(driver);
-        Ok(Connection { commands, spent: AtomicBool::new(false), _driver: driving })
+    // The attempt as a whole has its bound already.
+    let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+    let (commands, driver) =
+        MultiplexedConnection::new_with_config(&info, stream, config).await.map_err(verdict)?;
+    let mut driving = JoinSet::new();
+    driving.spawn(driver);
+    let longest = longest(&mut commands.clone()).await;
+    Ok(Connection { commands, longest, spent: AtomicBool::new(false), _driver: driving })
+}
+
+/// Asks for a first word, which shows what is wrong with the connection while that can be told: that the server
+/// doesn't trust the client's certificate is said after the TLS handshake, and a server that wants a login answers
+/// a long command by hanging up.
+async fn greet<S>(stream: &mut S, has_password: bool) -> Result<(), DeliveryError>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    /// More than any first word takes, in bytes.
+    const LONGEST: usize = 1024;
+    // Where it has hung up, what it said before can still be read.
+    drop(stream.write_all(b"*1\r\n$4\r\nPING\r\n").await);
+    let mut line = Vec::new();
+    while line.last() != Some(&b'\n') && line.len() < LONGEST {
+        // The rest of the stream belongs to the client: not a byte more.
+        line.push(stream.read_u8().await.map_err(|error| lost(&error))?);
     }
+    let line = String::from_utf8_lossy(&line);
+    match line.trim_end().strip_prefix('-').map(|said| said.split_once(' ').unwrap_or((said, ""))) {
+        // Those may change with the login.
+        Some(("NOAUTH" | "NOPERM", _)) if has_password => Ok(()),
+        Some((code, said)) => answer(code, said).map_or(Ok(()), Err),
+        None => Ok(()),
+    }
+}
+
+/// What the server says that it reads at most; its default where it doesn't say, as to a user without the permission.
+async fn longest(commands: &mut MultiplexedConnection) -> usize {
+    /// 512 MiB.
+    const DEFAULT: usize = 512 << 20;
+    let mut asked = redis::cmd("CONFIG");
+    asked.arg("GET").arg("proto-max-bulk-len");
+    let said = asked.query_async::<Vec<String>>(commands).await.unwrap_or_default();
+    said.get(1).and_then(|bytes| bytes.parse().ok()).unwrap_or(DEFAULT)
 }
 
 fn lost(error: &(dyn std::error::Error + 'static)) -> DeliveryError {

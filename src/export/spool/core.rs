@@ -294,7 +294,7 @@ impl Core {
             // Files that could go didn't: no hold that moves on would end that.
             self.trouble.failed(UnavailableReason::Full, now)
         } else {
-            self.trouble.full(wanted)
+            self.trouble.lacks_room(wanted)
         };
         (told, unavailable)
     }

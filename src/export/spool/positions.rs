@@ -56,28 +56,24 @@ impl Positions {
         Self { key, sessions: LruCache::unbounded(), size: 0, max_size }
     }
 
-    /// Takes in an event's position. A position never goes back.
+    /// Takes in an event's position.
     pub(super) fn reach(&mut self, event: &Event) {
-        let (Some(position), SessionKey { source, session }) = (event.position(), event.session_key()) else {
-            return;
-        };
+        if let Some(position) = event.position() {
+            self.reach_position(event.session_key(), position);
+        }
+    }
+
+    /// Takes in a position of a session. It never goes back.
+    pub(super) fn reach_position(&mut self, names: SessionKey<'_>, position: Position) {
+        let SessionKey { source, session } = names;
         if session.is_empty() || source.len().saturating_add(session.len()) > MAX_NAMES {
             return;
         }
-        let key = self.key.session(event.session_key());
+        let key = self.key.session(names);
         if let Some(known) = self.sessions.get_mut(&key) {
             known.position = known.position.max(position);
         } else {
             self.add(key, ResumePosition { source: source.into(), session: session.into(), position });
-        }
-    }
-
-    fn restore(&mut self, saved: ResumePosition) {
-        let key = self.key.session(SessionKey { source: &saved.source, session: &saved.session });
-        if let Some(known) = self.sessions.get_mut(&key) {
-            known.position = known.position.max(saved.position);
-        } else {
-            self.add(key, saved);
         }
     }
 
@@ -119,7 +115,8 @@ impl Positions {
         type Saved = (Box<str>, Box<str>, u64, u64);
         let saved: Vec<Saved> = serde_json::from_slice(snapshot).unwrap_or_default();
         for (source, session, epoch, seq) in saved {
-            self.restore(ResumePosition { source, session, position: Position::new(epoch, seq) });
+            let names = SessionKey { source: &source, session: &session };
+            self.reach_position(names, Position::new(epoch, seq));
         }
     }
 }

@@ -243,7 +243,7 @@ fn read(shared: &Shared, segment: &Segment, scan: Option<Scan>, from: u64) -> io
                 if number < from {
                     continue;
                 }
-                match Event::parse(&payload) {
+                match Event::parse(payload) {
                     Ok(event) => events.push((number, event)),
                     // Behind the loss before it, if there was one.
                     Err(_) => losses.push(Loss {

@@ -1,5 +1,6 @@
 //! Makes a spool of whatever files are there.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
@@ -13,7 +14,8 @@ use super::scan::{Extent, Found, Scan, wide};
 use super::segments::{Segment, Segments};
 use super::shared::Shared;
 use super::{SpoolConfig, SpoolMetrics, SpoolSync};
-use crate::aep::Event;
+use crate::aep::position::SessionKey;
+use crate::aep::{Event, EventKey, Position};
 use crate::export::seen::{FingerprintKey, Seen};
 
 /// Opens a spool. Blocks.
@@ -235,16 +237,73 @@ fn restore_segment(
         match scan.next(Extent { length: segment.length, end: segment.end })? {
             Found::Event { number, payload, .. } => {
                 // One that isn't legal any more is found by its reader.
-                if let Ok(event) = Event::parse(&payload) {
-                    positions.reach(&event);
-                    if number >= from {
-                        let fingerprint = seen.fingerprint(&event);
-                        seen.insert(fingerprint);
-                    }
+                let Some(names) = Names::read(payload) else { continue };
+                if let (Some(session), Some(seq)) = (&names.session, names.seq) {
+                    let session = SessionKey { source: &names.source, session };
+                    positions.reach_position(session, Position::new(names.epoch.unwrap_or(0), seq));
+                }
+                if number >= from {
+                    let event = EventKey { source: &names.source, id: &names.id };
+                    seen.insert(seen.key().event(event));
                 }
             }
-            Found::Positions(snapshot) => positions.read(&snapshot),
+            Found::Positions(snapshot) => positions.read(snapshot),
             Found::End { .. } => return Ok(()),
         }
+    }
+}
+
+/// What the memory keeps of an event. Reading only that takes half the time that reading an event does.
+#[derive(serde::Deserialize)]
+struct Names<'a> {
+    #[serde(borrow)]
+    source: Cow<'a, str>,
+    #[serde(borrow)]
+    id: Cow<'a, str>,
+    #[serde(borrow)]
+    session: Option<Cow<'a, str>>,
+    epoch: Option<u64>,
+    seq: Option<u64>,
+}
+
+impl<'a> Names<'a> {
+    fn read(payload: &'a [u8]) -> Option<Self> {
+        // A number that isn't written in digits is left to the full reading.
+        serde_json::from_slice(payload).ok().or_else(|| {
+            let event = Event::parse(payload).ok()?;
+            let owned = |name: &str| Cow::Owned(name.to_owned());
+            Some(Self {
+                source: owned(event.source()),
+                id: owned(event.id()),
+                session: event.session().map(owned),
+                epoch: event.declared_epoch(),
+                seq: event.seq(),
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_what_the_event_says() {
+        let text = |members: &str| {
+            format!(
+                r#"{{"aep":"0.1","id":"i\u0064","type":"run.started","time":"2026-07-03T10:14:01Z","source":"aep://h","agent":"a","session":"s\n",{members}}}"#
+            )
+        };
+        for members in
+            [r#""seq":3"#, r#""epoch":2,"seq":3,"data":{"id":"no","seq":9}"#, r#""epoch":2e0,"seq":3.0"#]
+        {
+            let text = text(members);
+            let event = Event::parse_str(&text).unwrap();
+            let names = Names::read(text.as_bytes()).unwrap();
+            assert_eq!((&*names.source, &*names.id), (event.source(), event.id()));
+            assert_eq!(names.session.as_deref(), event.session());
+            assert_eq!((names.epoch, names.seq), (event.declared_epoch(), event.seq()), "{members}");
+        }
+        assert!(Names::read(b"{}").is_none());
     }
 }

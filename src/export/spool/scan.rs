@@ -26,11 +26,11 @@ pub(super) struct Scan {
 
 /// What comes next in a segment.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum Found<'s> {
     /// An event, by its bytes. `lost` numbers before it are missing.
-    Event { number: u64, lost: u64, payload: Vec<u8> },
+    Event { number: u64, lost: u64, payload: &'s [u8] },
     /// A snapshot of resume positions.
-    Positions(Vec<u8>),
+    Positions(&'s [u8]),
     /// Nothing more. The last `lost` numbers are missing, and `rest` bytes are no record.
     End { lost: u64, rest: u64 },
 }
@@ -67,7 +67,7 @@ impl Scan {
     }
 
     /// The next of an extent, which may have grown since the last call.
-    pub(super) fn next(&mut self, extent: Extent) -> io::Result<Found> {
+    pub(super) fn next(&mut self, extent: Extent) -> io::Result<Found<'_>> {
         let mut skipped: u64 = 0;
         loop {
             let Some(prefix) = self.record(extent, skipped > 0)? else {
@@ -87,18 +87,19 @@ impl Scan {
             self.at = self.at.saturating_add(prefix.length);
             self.good = self.offset();
             skipped = 0;
-            let payload = self.buffer.get(start..self.at).unwrap_or_default();
+            let lost = prefix.number.saturating_sub(self.expected);
             match prefix.kind {
                 // Not this segment's: the end of an append that failed, whose numbers were given again.
-                Some(Kind::Event) if prefix.number < self.expected || prefix.number >= extent.end => {}
-                Some(Kind::Event) => {
-                    let lost = prefix.number.saturating_sub(self.expected);
-                    self.expected = prefix.number.saturating_add(1);
-                    return Ok(Found::Event { number: prefix.number, lost, payload: payload.to_vec() });
-                }
-                Some(Kind::Positions) => return Ok(Found::Positions(payload.to_vec())),
-                None => {}
+                Some(Kind::Event) if prefix.number < self.expected || prefix.number >= extent.end => continue,
+                Some(Kind::Event) => self.expected = prefix.number.saturating_add(1),
+                Some(Kind::Positions) => {}
+                None => continue,
             }
+            let payload = self.buffer.get(start..self.at).unwrap_or_default();
+            return Ok(match prefix.kind {
+                Some(Kind::Event) => Found::Event { number: prefix.number, lost, payload },
+                Some(Kind::Positions) | None => Found::Positions(payload),
+            });
         }
     }
 

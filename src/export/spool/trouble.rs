@@ -65,6 +65,13 @@ impl Trouble {
         refused(UnavailableReason::Full)
     }
 
+    /// There turned out to be no room for so many bytes. Nothing was tried to be written, so that a failure
+    /// before it says no more.
+    pub(super) fn lacks_room(&mut self, wanted: u64) -> Unavailable {
+        self.now = None;
+        self.full(wanted)
+    }
+
     /// For how many bytes room is wanted.
     pub(super) fn wants_room(&self) -> Option<u64> {
         match self.now {
@@ -111,5 +118,39 @@ impl Trouble {
             Some((_, Ends::WithRoom(_))) => Opens::WithAChange,
             Some((_, Ends::WithWrite(at))) => Opens::WithAWriteFrom(at),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_keep_appends_away_for_longer_and_longer_until_a_write_works() {
+        let (mut trouble, failing) = (Trouble::default(), UnavailableReason::Failing("broken".into()));
+        let now = Instant::now();
+        let waits: Vec<u64> =
+            (0..7).map(|_| trouble.failed(failing.clone(), now).retry_after.as_secs()).collect();
+        assert_eq!(waits, [1, 2, 4, 8, 16, 30, 30]);
+        assert!(trouble.refuses(now).is_some() && trouble.refuses(now + BACK_OFF.max).is_none());
+        trouble.has_room();
+        assert_eq!(trouble.state(), SpoolState::Failing("broken".into()), "room doesn't mend a disk");
+        trouble.works();
+        assert_eq!((trouble.state(), trouble.opens()), (SpoolState::Writable, Opens::Now));
+        assert_eq!(trouble.failed(failing, now).retry_after, BACK_OFF.initial);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_want_of_room_is_ended_by_room_alone() {
+        let mut trouble = Trouble::default();
+        trouble.full(10);
+        trouble.works();
+        assert_eq!((trouble.wants_room(), trouble.opens()), (Some(10), Opens::WithAChange));
+        trouble.has_room();
+        assert_eq!(trouble.state(), SpoolState::Writable);
+        // A try that finds no room isn't tried over and over.
+        trouble.failed(UnavailableReason::Full, Instant::now());
+        trouble.lacks_room(20);
+        assert_eq!(trouble.opens(), Opens::WithAChange);
     }
 }

@@ -40,6 +40,11 @@ impl Process {
         Self { child, stdout, stderr, told: RefCell::default() }
     }
 
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The next line on stdout.
     pub fn line(&self) -> String {
         self.stdout

@@ -28,7 +28,7 @@ use reqwest::{Response, StatusCode, Url};
 use tokio::time::timeout;
 
 use self::answer::{Failure, failure, judge};
-#[cfg(any(feature = "nats", feature = "redis"))]
+#[cfg(any(feature = "amqp", feature = "mqtt", feature = "nats", feature = "redis"))]
 pub(super) use self::answer::{Phase, failure_in};
 use self::auth::Auth;
 use self::connections::Connections;
